@@ -1,0 +1,3 @@
+"""Sample streams: sources, decode, position."""
+
+__distribution__ = "streamtrain"

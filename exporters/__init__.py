@@ -1,0 +1,3 @@
+"""Published versions: deltas, log, Redis, replica."""
+
+__distribution__ = "streamtrain"

@@ -1,0 +1,3 @@
+"""Embedding tables: index, rows, admission, eviction, optimizers, save and load."""
+
+__distribution__ = "streamtrain"
