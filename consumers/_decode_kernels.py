@@ -25,36 +25,40 @@ that a count from the wire can't make a walk longer than the message.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-OP_INT = 0
-OP_LONG = 1
-OP_BOOL = 2
-OP_SKIP = 3
-OP_BYTES = 4
-OP_UNION = 5
-OP_JUMP = 6
-OP_BLOCK = 7
-OP_LOOP = 8
-OP_END = 9
+Bytes = NDArray[np.uint8]
+Longs = NDArray[np.int64]
 
-OK = 0
-TRUNCATED = 1
-TRAILING = 2
-OUT_OF_RANGE = 3
+OP_INT: Final = 0
+OP_LONG: Final = 1
+OP_BOOL: Final = 2
+OP_SKIP: Final = 3
+OP_BYTES: Final = 4
+OP_UNION: Final = 5
+OP_JUMP: Final = 6
+OP_BLOCK: Final = 7
+OP_LOOP: Final = 8
+OP_END: Final = 9
 
-MAX_DEPTH = 32
+OK: Final = 0
+TRUNCATED: Final = 1
+TRAILING: Final = 2
+OUT_OF_RANGE: Final = 3
 
-K0 = np.uint64(0xC3A5C85C97CB3127)
-K1 = np.uint64(0xB492B66FBE98F273)
-K2 = np.uint64(0x9AE16A3B2F90404F)
+MAX_DEPTH: Final = 32
+
+K0: Final = np.uint64(0xC3A5C85C97CB3127)
+K1: Final = np.uint64(0xB492B66FBE98F273)
+K2: Final = np.uint64(0x9AE16A3B2F90404F)
 
 
 @njit(cache=True, nogil=True)
-def _fetch64(data, at):  # type: ignore[no-untyped-def]
+def _fetch64(data: Bytes, at: np.int64) -> np.uint64:
     """Eight bytes of ``uint8[:]`` at ``at`` (int64) as a little-endian uint64."""
     value = np.uint64(0)
     for i in range(8):
@@ -63,7 +67,7 @@ def _fetch64(data, at):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _fetch32(data, at):  # type: ignore[no-untyped-def]
+def _fetch32(data: Bytes, at: np.int64) -> np.uint64:
     """Four bytes of ``uint8[:]`` at ``at`` (int64) as a little-endian uint64 below 2**32."""
     value = np.uint64(0)
     for i in range(4):
@@ -72,19 +76,19 @@ def _fetch32(data, at):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _rotate(value, shift):  # type: ignore[no-untyped-def]
+def _rotate(value: np.uint64, shift: np.uint64) -> np.uint64:
     """Rotate a uint64 right by ``shift`` (uint64, 1 to 63)."""
     return (value >> shift) | (value << (np.uint64(64) - shift))
 
 
 @njit(cache=True, nogil=True)
-def _shift_mix(value):  # type: ignore[no-untyped-def]
+def _shift_mix(value: np.uint64) -> np.uint64:
     """FarmHash's ShiftMix of a uint64."""
     return value ^ (value >> np.uint64(47))
 
 
 @njit(cache=True, nogil=True)
-def _hash_16(u, v, mul):  # type: ignore[no-untyped-def]
+def _hash_16(u: np.uint64, v: np.uint64, mul: np.uint64) -> np.uint64:
     """FarmHash's HashLen16 with a multiplier; all uint64."""
     a = (u ^ v) * mul
     a ^= a >> np.uint64(47)
@@ -94,7 +98,7 @@ def _hash_16(u, v, mul):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _weak_32(data, at, a, b):  # type: ignore[no-untyped-def]
+def _weak_32(data: Bytes, at: np.int64, a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
     """FarmHash's WeakHashLen32WithSeeds over 32 bytes at ``at``; seeds and results uint64."""
     a += _fetch64(data, at)
     z = _fetch64(data, at + 24)
@@ -107,7 +111,7 @@ def _weak_32(data, at, a, b):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _short(data, at, size):  # type: ignore[no-untyped-def]
+def _short(data: Bytes, at: np.int64, size: np.int64) -> np.uint64:
     """Fingerprint64 of at most 16 bytes at ``at``; ``at`` and ``size`` int64."""
     length = np.uint64(size)
     mul = K2 + length * np.uint64(2)
@@ -128,7 +132,7 @@ def _short(data, at, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _medium(data, at, size):  # type: ignore[no-untyped-def]
+def _medium(data: Bytes, at: np.int64, size: np.int64) -> np.uint64:
     """Fingerprint64 of 17 to 64 bytes at ``at``; ``at`` and ``size`` int64."""
     mul = K2 + np.uint64(size) * np.uint64(2)
     first = K1 if size <= 32 else K2
@@ -152,7 +156,7 @@ def _medium(data, at, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _long(data, at, size):  # type: ignore[no-untyped-def]
+def _long(data: Bytes, at: np.int64, size: np.int64) -> np.uint64:
     """Fingerprint64 of more than 64 bytes at ``at``; ``at`` and ``size`` int64."""
     seed = np.uint64(81)
     y = seed * K1 + np.uint64(113)
@@ -183,13 +187,11 @@ def _long(data, at, size):  # type: ignore[no-untyped-def]
     v0, v1 = _weak_32(data, last, v1 * mul, x + w0)
     w0, w1 = _weak_32(data, last + 32, z + w1, y + _fetch64(data, last + 16))
     z, x = x, z
-    return _hash_16(
-        _hash_16(v0, w0, mul) + _shift_mix(y) * K0 + z, _hash_16(v1, w1, mul) + x, mul
-    )
+    return _hash_16(_hash_16(v0, w0, mul) + _shift_mix(y) * K0 + z, _hash_16(v1, w1, mul) + x, mul)
 
 
 @njit(cache=True, nogil=True)
-def _fingerprint_many(data, offsets, out):  # type: ignore[no-untyped-def]
+def _fingerprint_many(data: Bytes, offsets: Longs, out: NDArray[np.uint64]) -> None:
     """Fingerprint64 of ``data[offsets[i]:offsets[i + 1]]`` into ``out[i]``.
 
     ``data`` uint8[:], ``offsets`` int64[n + 1] rising within ``data``, ``out`` uint64[n].
@@ -206,7 +208,7 @@ def _fingerprint_many(data, offsets, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _varint(data, at, end):  # type: ignore[no-untyped-def]
+def _varint(data: Bytes, at: np.int64, end: np.int64) -> tuple[int, np.int64, np.int64]:
     """Read a zigzag varint of ``uint8[:]`` at ``at``: (status, value int64, next position)."""
     bits = np.uint64(0)
     for i in range(10):
@@ -223,7 +225,9 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _walk(program, data, at, end, counts):  # type: ignore[no-untyped-def]
+def _walk(
+    program: Longs, data: Bytes, at: np.int64, end: np.int64, counts: Longs
+) -> tuple[int, np.int64]:
     """Walk over one record at ``at``: (status, position behind it or of the fault).
 
     ``program`` int64[n, 3], ``data`` uint8[:], ``counts`` int64[MAX_DEPTH] scratch, mutated.
@@ -296,7 +300,9 @@ def _walk(program, data, at, end, counts):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _check_many(program, data, offsets, counts, status, stops):  # type: ignore[no-untyped-def]
+def _check_many(
+    program: Longs, data: Bytes, offsets: Longs, counts: Longs, status: Longs, stops: Longs
+) -> None:
     """Check that each ``data[offsets[i]:offsets[i + 1]]`` is exactly one record.
 
     Arrays as in :func:`_walk`, ``offsets`` int64[n + 1]. ``status`` and ``stops`` (int64[n])
@@ -312,7 +318,9 @@ def _check_many(program, data, offsets, counts, status, stops):  # type: ignore[
 
 
 @njit(cache=True, nogil=True)
-def _split_block(program, data, counts, ends):  # type: ignore[no-untyped-def]
+def _split_block(
+    program: Longs, data: Bytes, counts: Longs, ends: Longs
+) -> tuple[int, int, np.int64]:
     """Find where each of ``len(ends)`` records laid end to end in ``data`` ends.
 
     Arrays as in :func:`_walk`; ``ends`` int64[n] is mutated. Returns (status, records found,
@@ -320,7 +328,7 @@ def _split_block(program, data, counts, ends):  # type: ignore[no-untyped-def]
     """
     at = np.int64(0)
     for i in range(len(ends)):
-        outcome, at = _walk(program, data, at, len(data), counts)
+        outcome, at = _walk(program, data, at, np.int64(len(data)), counts)
         if outcome != OK:
             return outcome, i, at
         ends[i] = at

@@ -174,9 +174,7 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     clip: tuple[float, float]
 
 
-DenseStep = Annotated[
-    Log1p | Clip, msgspec.Meta(extra={"choices": {"log1p": Log1p, "clip": Clip}})
-]
+DenseStep = Annotated[Log1p | Clip, msgspec.Meta(extra={"choices": {"log1p": Log1p, "clip": Clip}})]
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

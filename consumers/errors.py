@@ -22,15 +22,15 @@ class SpecError(ConsumerError, ValueError):
     """The description of samples and features doesn't fit the schema of the messages."""
 
 
-class SourceUnavailable(ConsumerError, ConnectionError):  # noqa: N818 - states a condition
+class SourceUnavailable(ConsumerError, ConnectionError):
     """The source doesn't answer, or answers with a refusal."""
 
 
-class SourceCorrupt(ConsumerError, ValueError):  # noqa: N818 - states a condition
+class SourceCorrupt(ConsumerError, ValueError):
     """A stored file is damaged; the message names file and byte offset."""
 
 
-class PositionLost(ConsumerError, LookupError):  # noqa: N818 - states a condition
+class PositionLost(ConsumerError, LookupError):
     """The position names offsets or partitions which the source doesn't have."""
 
 

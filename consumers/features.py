@@ -131,9 +131,7 @@ class Layout:
         """
         faults: Faults = {}
         times = self._time.column(records, faults)
-        labels = {
-            task: label.column(records, task, faults) for task, label in self._labels.items()
-        }
+        labels = {task: label.column(records, task, faults) for task, label in self._labels.items()}
         everything = Columns(
             size=len(records),
             time_ms=times,
@@ -259,9 +257,7 @@ class _IdColumn:
         ]
         return Ids(self._keys(list(chain.from_iterable(rows))), _splits(rows), None)
 
-    def _weighted(
-        self, values: list[Any], records: Records, field: str, faults: Faults
-    ) -> Ids:
+    def _weighted(self, values: list[Any], records: Records, field: str, faults: Faults) -> Ids:
         rows: list[list[Any]] = []
         weights: list[list[float]] = []
         for i, value in enumerate(values):
@@ -301,9 +297,7 @@ class _BucketColumn:
             raise SpecError(f"{where}: buckets {feature.buckets} must be numbers that rise")
         extra = (feature.max, feature.weights, feature.sequence, feature.padding, feature.width)
         if any(given is not None for given in extra):
-            raise SpecError(
-                f"{where}: buckets take no max, weights, sequence, padding or width"
-            )
+            raise SpecError(f"{where}: buckets take no max, weights, sequence, padding or width")
 
     def column(self, records: Records, faults: Faults) -> Ids:
         values = [record[self._field] for record in records]

@@ -170,8 +170,7 @@ class Columns:
                 name: np.concatenate([part.dense[name] for part in parts]) for name in first.dense
             },
             labels={
-                name: np.concatenate([part.labels[name] for part in parts])
-                for name in first.labels
+                name: np.concatenate([part.labels[name] for part in parts]) for name in first.labels
             },
             weight=np.concatenate([part.weight for part in parts]),
             time_ms=np.concatenate([part.time_ms for part in parts]),
