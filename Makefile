@@ -1,0 +1,36 @@
+# One entry point for people and CI. `check` never modifies; `fix` says what it changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install services check fix test
+
+help: ## Show these verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv with the packages (editable) and the tools
+
+$(INSTALLED): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+services: install ## Get what tests need beside Python: redis-server, and Kafka by Maven
+	scripts/services $(BIN)/python
+
+check: install ## Format, lint, types and layers; modifies nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: install ## Format, and apply ruff's safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: install services ## The whole suite, on a real Kafka and a real Redis (PYTEST_ARGS="-k word")
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
