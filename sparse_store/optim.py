@@ -1,0 +1,44 @@
+"""Optimizers as numbers: how many slots a row has, their first values, and one step."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparse_store._optim_kernels import adagrad, ftrl
+from sparse_store.config import Adagrad, Ftrl
+
+LARGEST_GRADIENT = np.float32(1e18)
+"""Beyond this a summed gradient's square nears the end of float32 and would poison the row."""
+
+
+def kind(optimizer: Adagrad | Ftrl) -> str:
+    """Name what decides the layout of slots."""
+    return "adagrad" if isinstance(optimizer, Adagrad) else "ftrl"
+
+
+def slot_start(optimizer: Adagrad | Ftrl, dim: int) -> NDArray[np.float32]:
+    """Return the first slots of a row, float32 [slots * dim]."""
+    if isinstance(optimizer, Adagrad):
+        return np.full(dim, optimizer.initial, np.float32)
+    return np.zeros(2 * dim, np.float32)
+
+
+def parameters(optimizer: Adagrad | Ftrl) -> NDArray[np.float32]:
+    """Return the kernel's parameters in its order."""
+    o = optimizer
+    if isinstance(o, Adagrad):
+        numbers = [o.rate, o.epsilon, o.clip or 0.0, o.l2, o.decay, o.floor]
+    else:
+        numbers = [o.alpha, o.beta, o.l1, o.l2]
+    return np.array(numbers, np.float32)
+
+
+def step(
+    optimizer: Adagrad | Ftrl,
+    values: NDArray[np.float32],
+    slots: NDArray[np.float32],
+    rows: NDArray[np.int32],
+    sums: NDArray[np.float32],
+) -> None:
+    """Take one step on each row named in `rows` (-1: none), in place."""
+    kernel = adagrad if isinstance(optimizer, Adagrad) else ftrl
+    kernel(values, slots, rows, sums, parameters(optimizer))

@@ -1,0 +1,741 @@
+"""The face of a sparse store: it validates, and hands on to its tables.
+
+One thread writes. A step is `resolve`, any number of `pull`, then `push` or `abandon`; the
+*boundary* is what lies between that and the next `resolve`, and only there may a reader look.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparse_store import _table_kernels as kernels
+from sparse_store import optim, policy
+from sparse_store.config import Count, Evict, Ftrl, Table, validated
+from sparse_store.errors import (
+    BadAck,
+    BadInput,
+    ClockFell,
+    ConfigChanged,
+    NonFinite,
+    StalePlan,
+    StepOpen,
+    StoreCorrupt,
+    UnknownReader,
+    UnknownTable,
+)
+from sparse_store.files import Chain, Frozen, Header
+from sparse_store.table import Block, Distinct, LiveTable, still
+
+_log = logging.getLogger(__name__)
+
+_MODES = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
+
+
+class Keys(NamedTuple):
+    """The ids of one input of a batch of B samples.
+
+    Attributes
+    ----------
+    table
+        Where they are looked up.
+    ids
+        uint64 [n], or int64, taken bit by bit; every pattern is a key. May repeat.
+    row_splits
+        int64 [B + 1]: sample b has ids[row_splits[b]:row_splits[b + 1]].
+    weights
+        float32 [n], finite, or None for ones. Not for sequences.
+    pool
+        `sum` of w * row; `mean`: that over the sum of w; `sqrtn`: over the root of the sum of
+        w * w. No ids, or a divisor of zero, give zeros. A key without a row is zeros and counts.
+    length
+        None to pool; else rows are kept apart in [B, length, dim], zeros after the last.
+    """
+
+    table: str
+    ids: NDArray[np.uint64]
+    row_splits: NDArray[np.int64]
+    weights: NDArray[np.float32] | None = None
+    pool: str = "sum"
+    length: int | None = None
+
+
+class Rows(NamedTuple):
+    """A table's share of a change: keys rising [n], values [n, dim], keys removed, rising [m]."""
+
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32]
+    removed: NDArray[np.uint64]
+
+
+class Change(NamedTuple):
+    """What a reader has not acknowledged: the steps (since, until], by table. Copies."""
+
+    since: int
+    until: int
+    tables: dict[str, Rows]
+
+
+class Explained(NamedTuple):
+    """What a store knows of a key.
+
+    `count` is sightings, `stamp` the clock (ms) and `changed_at` the step of the last one; both
+    None for an unknown key. `values`, `slots` and their L2 norm `norm` are None without a row.
+    """
+
+    admitted: bool
+    reason: str
+    count: int
+    stamp: int | None
+    changed_at: int | None
+    norm: float | None
+    values: NDArray[np.float32] | None
+    slots: NDArray[np.float32] | None
+
+
+class Dump(NamedTuple):
+    """A whole table by rising key. Slots are [n, slots * dim]."""
+
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32]
+    slots: NDArray[np.float32]
+    counts: NDArray[np.uint32]
+    stamps: NDArray[np.int64]
+    changed_at: NDArray[np.int64]
+    candidate_keys: NDArray[np.uint64]
+    candidate_counts: NDArray[np.uint32]
+    candidate_stamps: NDArray[np.int64]
+    candidate_changed_at: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Input:
+    table: str
+    splits: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    weighted: bool
+    mode: int
+    length: int | None
+    ids: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A resolved batch: which rows its ids mean, until the next `resolve`. Opaque but for `step`.
+
+    `sizes` gives, by input, the number of samples B.
+    """
+
+    step: int
+    sizes: Mapping[str, int]
+    _inputs: Mapping[str, _Input]
+    _distinct: Mapping[str, Distinct]
+    _inverse: Mapping[str, NDArray[np.int32]]
+
+
+class SparseStore:
+    """Embedding tables that learn from a stream.
+
+    Parameters
+    ----------
+    tables
+        At least one, each name once.
+    seed
+        Decides initial values, with the table's name.
+    threads
+        Taken and kept for later releases; kernels run in the caller's thread, so results can't
+        depend on it.
+    readers
+        Named cursors. A tombstone is kept until every reader has acknowledged it.
+
+    Examples
+    --------
+    >>> from sparse_store.config import Adagrad
+    >>> store = SparseStore([Table("item", dim=2, optimizer=Adagrad(rate=0.5))], seed=7)
+    >>> plan = store.resolve(
+    ...     {"item": Keys("item", np.array([3, 9], np.uint64), np.array([0, 2]))}, clock=1000
+    ... )
+    >>> out = {"item": np.empty((1, 2), np.float32)}
+    >>> store.pull(plan, out)
+    >>> store.push(plan, {"item": np.ones((1, 2), np.float32)})
+    >>> store.rows("item"), store.peek("serving").tables["item"].keys.tolist()
+    (2, [3, 9])
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        seed: int,
+        threads: int = 1,
+        readers: Sequence[str] = ("serving", "checkpoint"),
+    ) -> None:
+        if threads < 1:
+            raise BadInput(f"threads is {threads}; give 1 or more")
+        self._seed = seed
+        self._threads = threads
+        self._step = 0
+        self._clock = 0
+        self._cursors = dict.fromkeys(readers, 0)
+        self._latest: Plan | None = None
+        self._open = False
+        self._live: dict[str, LiveTable] = {}
+        for table in _distinct_tables(tables):
+            self._live[table.name] = LiveTable(table, seed=seed, born=0)
+
+    # ---- what it is
+
+    @property
+    def step(self) -> int:
+        """Number of the last resolved batch; 0 at birth."""
+        return self._step
+
+    @property
+    def clock(self) -> int:
+        """Event time in ms of the last resolved batch."""
+        return self._clock
+
+    @property
+    def seed(self) -> int:
+        """The seed given at birth."""
+        return self._seed
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """Tables by name."""
+        return MappingProxyType({name: live.config for name, live in self._live.items()})
+
+    # ---- a step
+
+    def resolve(self, inputs: Mapping[str, Keys], *, clock: int) -> Plan:
+        """Begin a step: move the horizons, then count, stamp and admit the batch's keys.
+
+        Parameters
+        ----------
+        inputs
+            By name of input. Several may name one table; keys are shared among them.
+        clock
+            Event time in ms, not below the last one.
+
+        Raises
+        ------
+        ClockFell, UnknownTable, BadInput
+            Before anything has moved.
+        """
+        if clock < self._clock:
+            raise ClockFell(f"clock {clock} ms is below the store's {self._clock}; it only rises")
+        checked = {name: self._checked(name, keys) for name, keys in inputs.items()}
+        by_table: dict[str, list[str]] = {}
+        for name, entry in checked.items():
+            by_table.setdefault(entry.table, []).append(name)
+        self._step += 1
+        self._clock = clock
+        distinct: dict[str, Distinct] = {}
+        inverse: dict[str, NDArray[np.int32]] = {}
+        for table, live in self._live.items():
+            live.collect(clock=clock, step=self._step)
+            names = by_table.get(table)
+            if names is None:
+                continue
+            ids = [checked[name].ids for name in names]
+            found = live.resolve(
+                ids[0] if len(ids) == 1 else np.concatenate(ids), clock=clock, step=self._step
+            )
+            distinct[table] = found
+            low = 0
+            for name in names:
+                high = low + checked[name].ids.size
+                inverse[name] = found.inverse[low:high]
+                low = high
+        sizes = {name: entry.splits.size - 1 for name, entry in checked.items()}
+        self._latest = Plan(self._step, MappingProxyType(sizes), checked, distinct, inverse)
+        self._open = True
+        return self._latest
+
+    def pull(self, plan: Plan, out: Mapping[str, NDArray[np.float32]]) -> None:
+        """Write the batch's rows, pooled or in sequence, into `out`.
+
+        Parameters
+        ----------
+        plan
+            The latest one; may be pulled again, also after its push.
+        out
+            For every input a writable C-contiguous float32 array [at least B, dim], or
+            [at least B, length, dim]. Samples beyond B become zeros.
+
+        Raises
+        ------
+        StalePlan, BadInput
+        """
+        self._must_be_latest(plan)
+        self._must_fit(plan, out, writable=True)
+        for name, entry in plan._inputs.items():  # noqa: SLF001 - Plan is this module's own
+            values = still(self._live[entry.table].arrays.values)
+            rows = plan._distinct[entry.table].rows  # noqa: SLF001
+            inverse = plan._inverse[name]  # noqa: SLF001
+            if entry.length is None:
+                kernels.pool(
+                    values,
+                    rows,
+                    inverse,
+                    entry.splits,
+                    entry.weights,
+                    entry.weighted,
+                    entry.mode,
+                    out[name],
+                )
+            else:
+                kernels.place(values, rows, inverse, entry.splits, out[name])
+
+    def push(self, plan: Plan, grads: Mapping[str, NDArray[np.float32]]) -> None:
+        """End a step: one optimizer step per distinct key with a row, over all inputs of a table.
+
+        Gradients of a key are summed as float32 in order of occurrence: inputs in the order of
+        the mapping given to `resolve`, samples in order, ids in order.
+
+        Parameters
+        ----------
+        plan
+            The latest one, not pushed yet.
+        grads
+            For every input of the plan, shapes as in `pull`. Samples beyond B are not read.
+
+        Raises
+        ------
+        StalePlan, BadInput
+        NonFinite
+            A summed gradient is not finite or beyond 1e18. No table has moved, and the plan
+            stays open: push again without the offending sample, or abandon.
+        """
+        self._must_be_latest(plan)
+        if not self._open:
+            raise StalePlan(f"the plan of step {plan.step} was pushed or abandoned; resolve again")
+        self._must_fit(plan, grads, writable=False)
+        sums: dict[str, NDArray[np.float32]] = {}
+        for table, distinct in plan._distinct.items():  # noqa: SLF001
+            dim = self._live[table].config.dim
+            sums[table] = np.zeros((distinct.keys.size, dim), np.float32)
+        for name, entry in plan._inputs.items():  # noqa: SLF001
+            rows = plan._distinct[entry.table].rows  # noqa: SLF001
+            inverse = plan._inverse[name]  # noqa: SLF001
+            grad = still(grads[name])
+            if entry.length is None:
+                kernels.pool_back(
+                    rows,
+                    inverse,
+                    entry.splits,
+                    entry.weights,
+                    entry.weighted,
+                    entry.mode,
+                    grad,
+                    sums[entry.table],
+                )
+            else:
+                kernels.place_back(rows, inverse, entry.splits, grad, sums[entry.table])
+        for table, distinct in plan._distinct.items():  # noqa: SLF001
+            wild = kernels.first_wild(distinct.rows, still(sums[table]), optim.LARGEST_GRADIENT)
+            if wild >= 0:
+                raise NonFinite(
+                    f"table {table!r}, key {distinct.keys[wild]}: the summed gradient of step "
+                    f"{plan.step} is not within ±{optim.LARGEST_GRADIENT:g}; nothing was moved, "
+                    "push again without the sample, or abandon"
+                )
+        for table, distinct in plan._distinct.items():  # noqa: SLF001
+            self._live[table].learn(distinct, still(sums[table]))
+        self._open = False
+
+    def abandon(self, plan: Plan) -> None:
+        """End a step without learning from it. Its counts, stamps and admissions stay."""
+        self._must_be_latest(plan)
+        if not self._open:
+            raise StalePlan(f"the plan of step {plan.step} was pushed or abandoned already")
+        self._open = False
+
+    # ---- reading
+
+    def lookup(
+        self, table: str, ids: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return rows [n, dim], zeros for a key without one, and where there is one [n].
+
+        Changes nothing, creates nothing.
+        """
+        return self._table(table).lookup(_ids(ids, f"lookup in {table!r}"))
+
+    def count(self, table: str, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """Return sightings of each id since it was first seen or last removed; 0: unknown."""
+        return self._table(table).counts(_ids(ids, f"count in {table!r}"))
+
+    def rows(self, table: str) -> int:
+        """Return how many keys have a row."""
+        return self._table(table).rows
+
+    def entries(self, table: str) -> int:
+        """Return how many keys are counted: rows and candidates."""
+        live = self._table(table)
+        return live.rows + live.candidates
+
+    def metrics(self) -> dict[str, dict[str, int]]:
+        """Return, by table, rows, candidates and tombstones now; admitted, evicted, forgotten."""
+        return {
+            name: {
+                "rows": live.rows,
+                "candidates": live.candidates,
+                "tombstones": live.tombstones,
+                "admitted": live.standing.admitted,
+                "evicted": live.evicted,
+                "forgotten": live.forgotten,
+            }
+            for name, live in self._live.items()
+        }
+
+    def explain(self, table: str, key: int) -> Explained:
+        """Return what is known of a key, and why it has a row or none."""
+        live = self._table(table)
+        key &= 2**64 - 1
+        entry = live.entry(key)
+        if entry is None:
+            buried = live.last_buried(key)
+            reason = "never seen, or forgotten" if buried is None else f"removed at step {buried}"
+            return Explained(False, reason, 0, None, None, None, None, None)
+        count, stamp, changed = int(entry.counts[0]), int(entry.stamps[0]), int(entry.changed[0])
+        if entry.values.shape[1] == 0:
+            wanted = policy.needed(live.config.admit)
+            reason = f"candidate: seen {count} times, admitted at {wanted}"
+            return Explained(False, reason, count, stamp, changed, None, None, None)
+        values, slots = entry.values[0], entry.slots[0]
+        rule = live.config.admit
+        reason = f"admitted: seen {rule.count} times" if isinstance(rule, Count) else "admitted"
+        norm = float(np.sqrt(np.sum(values.astype(np.float64) ** 2)))
+        return Explained(True, reason, count, stamp, changed, norm, values, slots)
+
+    def dump(self, table: str) -> Dump:
+        """Return a whole table, copied and sorted: for tests and verification."""
+        live = self._table(table)
+        rows, candidates = _sorted(live.all(rows=True)), _sorted(live.all(rows=False))
+        return Dump(
+            rows.keys,
+            rows.values,
+            rows.slots,
+            rows.counts,
+            rows.stamps,
+            rows.changed,
+            candidates.keys,
+            candidates.counts,
+            candidates.stamps,
+            candidates.changed,
+        )
+
+    # ---- readers
+
+    def cursor(self, reader: str) -> int:
+        """Return the step up to which a reader has acknowledged."""
+        if reader not in self._cursors:
+            raise UnknownReader(f"no reader {reader!r}; there are {[*self._cursors]}")
+        return self._cursors[reader]
+
+    def peek(self, reader: str) -> Change:
+        """Return rows touched and keys that lost their row since the reader's cursor.
+
+        A key that was removed and came back is a row, not a removal. Moves nothing.
+
+        Raises
+        ------
+        UnknownReader, StepOpen
+        """
+        since = self.cursor(reader)
+        self._must_be_boundary("peek")
+        tables = {}
+        for name, live in self._live.items():
+            rows = _sorted(live.all(rows=True, since=since))
+            tables[name] = Rows(rows.keys, rows.values, live.removed(since, rows_only=True))
+        return Change(since, self._step, tables)
+
+    def ack(self, reader: str, until: int) -> None:
+        """Move a reader's cursor up to `until`; tombstones that all readers passed are dropped.
+
+        Raises
+        ------
+        UnknownReader
+        BadAck
+            `until` is below the cursor or above the store's step.
+        """
+        cursor = self.cursor(reader)
+        if not cursor <= until <= self._step:
+            raise BadAck(
+                f"reader {reader!r} can't acknowledge step {until}: its cursor is {cursor}, the "
+                f"store is at {self._step}"
+            )
+        if self._open and until == self._step:
+            raise StepOpen(f"step {until} is not over; push or abandon its plan before ack")
+        self._cursors[reader] = until
+        for live in self._live.values():
+            live.forget_tombs(min(self._cursors.values()))
+
+    def mark_changed(self, keys: Mapping[str, NDArray[np.uint64]], *, reader: str) -> None:
+        """Repair after a restore: let `reader` see these keys again, whatever they are now.
+
+        A key with a row is stamped changed at the current step; one without gets a tombstone of
+        that step. Cursors at the step, the reader's and others', go back by one, so that the new
+        stamps also reach the next freeze.
+
+        Raises
+        ------
+        UnknownReader, UnknownTable, StepOpen, BadInput
+            Before anything has changed.
+        """
+        self.cursor(reader)
+        self._must_be_boundary("mark_changed")
+        checked = {name: _ids(ids, f"mark_changed in {name!r}") for name, ids in keys.items()}
+        live = {name: self._table(name) for name in checked}
+        for name, ids in checked.items():
+            if ids.size:
+                live[name].mark(ids, step=self._step)
+        if not any(ids.size for ids in checked.values()):
+            return
+        for name, cursor in self._cursors.items():
+            self._cursors[name] = min(cursor, self._step - 1)
+
+    # ---- save and load
+
+    def freeze(self, reader: str) -> Frozen:
+        """Copy every entry touched and every key removed since the reader's cursor.
+
+        Takes time by what changed (and one pass over a column of steps). The result is free of
+        the store: write it in any thread, and `ack(reader, frozen.until)` once it is durable.
+
+        Raises
+        ------
+        UnknownReader, StepOpen
+        """
+        since = self.cursor(reader)
+        self._must_be_boundary("freeze")
+        # Whoever loads this holds it, so for that store the reader has seen it.
+        cursors = {**self._cursors, reader: self._step}
+        header = Header(self._seed, self._step, self._clock, cursors)
+        seen = min(cursors.values())
+        parts = [live.part(since, seen) for live in self._live.values()]
+        return Frozen(header, parts, since=since)
+
+    @classmethod
+    def load(
+        cls,
+        folders: Sequence[Path],
+        *,
+        tables: Sequence[Table] | None = None,
+        seed: int | None = None,
+        threads: int = 1,
+        drop: Iterable[str] = (),
+    ) -> "SparseStore":
+        """Build a store from a base and its increments, in order.
+
+        Parameters
+        ----------
+        folders
+            Each written by `Frozen.write` or `merge`.
+        tables
+            The tables wanted. None: those saved. A new one starts empty. Changed rates, clips,
+            admission and eviction are taken and logged.
+        seed
+            Must be the one saved. None: that one.
+        threads
+            As for a new store.
+        drop
+            Saved tables to leave behind. One that is also in `tables` starts again, empty.
+
+        Raises
+        ------
+        ConfigChanged
+            A saved table is missing from `tables` and `drop`, or its dim, kind of optimizer,
+            initial values or seed differ.
+        ChainBroken, StoreCorrupt
+        """
+        chain = Chain(folders)
+        header = chain.header
+        if seed is not None and seed != header.seed:
+            raise ConfigChanged(f"seed was {header.seed} and is {seed}; initial values would jump")
+        wanted = [*chain.tables.values()] if tables is None else [*tables]
+        left = set(drop)
+        _refuse_changes(chain.tables, {table.name: table for table in wanted}, left)
+        wanted = [table for table in wanted if tables is not None or table.name not in left]
+        store = cls(wanted, seed=header.seed, threads=threads, readers=[*header.cursors])
+        store._step, store._clock = header.step, header.clock
+        store._cursors = dict(header.cursors)
+        for name, live in store._live.items():
+            if name not in chain.tables or name in left:
+                live.born = header.step
+                continue
+            live.revive(chain.standing(name), chain.tombs(name))
+            for with_rows, block in chain.entries(name):
+                twice = live.insert(block, rows=with_rows)
+                if twice is not None:
+                    raise StoreCorrupt(f"table {name!r}: key {twice} was saved twice")
+        return store
+
+    # ---- within
+
+    def _table(self, name: str) -> LiveTable:
+        live = self._live.get(name)
+        if live is None:
+            raise UnknownTable(f"no table {name!r}; there are {[*self._live]}")
+        return live
+
+    def _must_be_latest(self, plan: Plan) -> None:
+        if plan is not self._latest:
+            raise StalePlan(
+                f"the plan of step {plan.step} is not this store's latest; its rows may have moved"
+            )
+
+    def _must_be_boundary(self, what: str) -> None:
+        if self._open:
+            raise StepOpen(
+                f"{what} needs a step boundary, and step {self._step} is resolved but not pushed; "
+                "push or abandon its plan first"
+            )
+
+    def _checked(self, name: str, keys: Keys) -> _Input:
+        where = f"input {name!r}"
+        live = self._table(keys.table)
+        ids = _ids(keys.ids, where)
+        splits = np.ascontiguousarray(keys.row_splits)
+        if splits.dtype != np.int64 or splits.ndim != 1 or splits.size == 0:
+            raise BadInput(
+                f"{where}: row_splits is {splits.dtype} {splits.shape}; give int64 [B + 1]"
+            )
+        if splits[0] != 0 or splits[-1] != ids.size or bool(np.any(splits[1:] < splits[:-1])):
+            raise BadInput(
+                f"{where}: row_splits must rise from 0 to the number of ids, {ids.size}; it goes "
+                f"from {splits[0]} to {splits[-1]}"
+            )
+        if keys.pool not in _MODES:
+            raise BadInput(f"{where}: pool is {keys.pool!r}; give one of {[*_MODES]}")
+        weights = np.empty(0, np.float32)
+        if keys.weights is not None:
+            weights = np.ascontiguousarray(keys.weights)
+            if weights.dtype != np.float32 or weights.shape != ids.shape:
+                raise BadInput(
+                    f"{where}: weights are {weights.dtype} {weights.shape}; give float32 "
+                    f"[{ids.size}], one per id"
+                )
+            if keys.length is not None:
+                raise BadInput(f"{where}: a sequence keeps its rows apart; it takes no weights")
+        if keys.length is not None:
+            longest = int(np.max(splits[1:] - splits[:-1], initial=0))
+            if longest > keys.length:
+                raise BadInput(
+                    f"{where}: a list of {longest} ids, and the sequence holds {keys.length}; cap "
+                    "lists before"
+                )
+        return _Input(
+            live.config.name,
+            still(splits),
+            still(weights),
+            keys.weights is not None,
+            _MODES[keys.pool],
+            keys.length,
+            ids,
+        )
+
+    def _must_fit(
+        self, plan: Plan, arrays: Mapping[str, NDArray[np.float32]], *, writable: bool
+    ) -> None:
+        if arrays.keys() != plan.sizes.keys():
+            raise BadInput(f"arrays for {[*arrays]}, but the plan's inputs are {[*plan.sizes]}")
+        for name, entry in plan._inputs.items():  # noqa: SLF001
+            array = arrays[name]
+            tail = (self._live[entry.table].config.dim,)
+            if entry.length is not None:
+                tail = (entry.length, *tail)
+            size = plan.sizes[name]
+            fits = array.ndim == 1 + len(tail) and array.shape[1:] == tail
+            if array.dtype != np.float32 or not fits or array.shape[0] < size:
+                raise BadInput(
+                    f"input {name!r}: the array is {array.dtype} {array.shape}; give float32 "
+                    f"{(size, *tail)}, or longer"
+                )
+            if not array.flags.c_contiguous or (writable and not array.flags.writeable):
+                raise BadInput(
+                    f"input {name!r}: the array must be C-contiguous"
+                    + (" and writable" if writable else "")
+                )
+
+
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache, by running a small store through its life.
+
+    Takes seconds when nothing is cached and about a tenth of one when all is. Without it the
+    first steps of a process pay.
+    """
+    tables = [
+        Table("a", dim=1, admit=Count(1), evict=Evict(ttl=1)),
+        Table("b", dim=1, optimizer=Ftrl()),
+    ]
+    store = SparseStore(tables, seed=0)
+    ids = np.arange(100, dtype=np.uint64)
+    splits = np.array([0, 100], np.int64)
+    inputs = {"a": Keys("a", ids, splits), "b": Keys("b", ids, splits, length=100)}
+    plan = store.resolve(inputs, clock=0)
+    out = {"a": np.empty((1, 1), np.float32), "b": np.empty((1, 100, 1), np.float32)}
+    store.pull(plan, out)
+    store.push(plan, out)
+    store.resolve({}, clock=1000)
+    LiveTable(tables[0], seed=0, born=0).insert(
+        store._live["b"].all(rows=True)._replace(slots=np.zeros((100, 1), np.float32)), rows=True
+    )
+
+
+def _distinct_tables(tables: Sequence[Table]) -> list[Table]:
+    checked = [validated(table) for table in tables]
+    names = [table.name for table in checked]
+    if not names:
+        raise BadInput("a store needs at least one table")
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"table {name!r} is given {names.count(name)} times")
+    return checked
+
+
+def _ids(ids: NDArray[np.uint64], where: str) -> NDArray[np.uint64]:
+    array = np.ascontiguousarray(ids)
+    if array.ndim != 1 or array.dtype not in (np.uint64, np.int64):
+        raise BadInput(f"{where}: ids are {array.dtype} {array.shape}; give uint64 or int64 [n]")
+    checked: NDArray[np.uint64] = still(array.view(np.uint64))
+    return checked
+
+
+def _sorted(block: Block) -> Block:
+    return block.take(np.argsort(block.keys))
+
+
+def _refuse_changes(
+    saved: Mapping[str, Table], wanted: Mapping[str, Table], drop: set[str]
+) -> None:
+    unknown = drop - saved.keys()
+    if unknown:
+        raise ConfigChanged(f"drop names {sorted(unknown)}, and the saved tables are {[*saved]}")
+    for name, old in saved.items():
+        if name in drop:
+            continue
+        if name not in wanted:
+            raise ConfigChanged(
+                f"table {name!r} was saved and is no longer configured; configure it, or drop it"
+            )
+        new = wanted[name]
+        fixed = {
+            "dim": (old.dim, new.dim),
+            "optimizer": (optim.kind(old.optimizer), optim.kind(new.optimizer)),
+            "init": (old.start, new.start),
+        }
+        for field, (before, after) in fixed.items():
+            if before != after:
+                raise ConfigChanged(
+                    f"table {name!r}: {field} was {before} and is {after}; saved rows don't fit. "
+                    "Set it back, or drop the table to start it again"
+                )
+        if old != new:
+            _log.info("table %r: takes over %s, was %s", name, new, old)
