@@ -29,6 +29,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from consumers.errors import DecodeError
+
 REASONS: Mapping[str, str] = {
     "tombstone": "the message has no value",
     "empty": "the value has no bytes",
@@ -57,7 +59,8 @@ class Partition(NamedTuple):
 class Message(NamedTuple):
     """One message as fetched.
 
-    ``record`` is the value decoded already, where the source had to look into it.
+    ``record`` is the value decoded already, where the source had to look into it, or why it
+    could not be.
     ``append_time_ms`` is the time that the log gives to the message, -1 where it gives none.
     """
 
@@ -65,7 +68,7 @@ class Message(NamedTuple):
     offset: int
     value: bytes | None
     append_time_ms: int = -1
-    record: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] | DecodeError | None = None
 
 
 @dataclass(frozen=True, slots=True)
