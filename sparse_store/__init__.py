@@ -1,11 +1,8 @@
 """Embedding tables: index, rows, admission, eviction, optimizers, save and load.
 
-Names of the store itself are loaded when they are first asked for, so that whoever only needs
-the configuration pays for neither Numba nor pyarrow.
+Import the store from `sparse_store.store` and saved folders from `sparse_store.files`: they bring
+Numba and pyarrow with them, which whoever only needs the configuration should not pay for.
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from sparse_store.config import (
     DAY,
@@ -38,21 +35,6 @@ from sparse_store.errors import (
     UnknownTable,
 )
 
-if TYPE_CHECKING:
-    from sparse_store.files import Frozen, merge, rows_of
-    from sparse_store.store import (
-        Change,
-        Dump,
-        Explained,
-        Keys,
-        Plan,
-        Rows,
-        SparseStore,
-        warm_up,
-    )
-
-__distribution__ = "streamtrain"
-
 __all__ = [
     "DAY",
     "HOUR",
@@ -63,21 +45,13 @@ __all__ = [
     "BadAck",
     "BadInput",
     "ChainBroken",
-    "Change",
     "ClockFell",
     "ConfigChanged",
     "Count",
-    "Dump",
     "Evict",
-    "Explained",
-    "Frozen",
     "Ftrl",
-    "Keys",
     "NonFinite",
     "Normal",
-    "Plan",
-    "Rows",
-    "SparseStore",
     "SparseStoreError",
     "StalePlan",
     "StepOpen",
@@ -88,28 +62,14 @@ __all__ = [
     "UnknownReader",
     "UnknownTable",
     "Zeros",
-    "merge",
-    "rows_of",
     "warm_up",
 ]
 
-_ROOMS = {
-    "Change": "store",
-    "Dump": "store",
-    "Explained": "store",
-    "Frozen": "files",
-    "Keys": "store",
-    "Plan": "store",
-    "Rows": "store",
-    "SparseStore": "store",
-    "merge": "files",
-    "rows_of": "files",
-    "warm_up": "store",
-}
+__distribution__ = "streamtrain"
 
 
-def __getattr__(name: str) -> object:
-    room = _ROOMS.get(name)
-    if room is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{room}"), name)
+def warm_up() -> None:
+    """Compile every kernel, or load it from the cache; see `sparse_store.store.warm_up`."""
+    from sparse_store import store
+
+    store.warm_up()

@@ -227,7 +227,7 @@ class SparseStore:
         ClockFell, UnknownTable, BadInput
             Before anything has moved.
         """
-        if clock < self._clock:
+        if self._step and clock < self._clock:
             raise ClockFell(f"clock {clock} ms is below the store's {self._clock}; it only rises")
         checked = {name: self._checked(name, keys) for name, keys in inputs.items()}
         by_table: dict[str, list[str]] = {}
@@ -266,7 +266,7 @@ class SparseStore:
             The latest one; may be pulled again, also after its push.
         out
             For every input a writable C-contiguous float32 array [at least B, dim], or
-            [at least B, length, dim]. Samples beyond B become zeros.
+            [at least B, length, dim]. Samples beyond B become zeros. Other names are let be.
 
         Raises
         ------
@@ -644,8 +644,9 @@ class SparseStore:
     def _must_fit(
         self, plan: Plan, arrays: Mapping[str, NDArray[np.float32]], *, writable: bool
     ) -> None:
-        if arrays.keys() != plan.sizes.keys():
-            raise BadInput(f"arrays for {[*arrays]}, but the plan's inputs are {[*plan.sizes]}")
+        missing = plan.sizes.keys() - arrays.keys()
+        if missing:
+            raise BadInput(f"no array for the inputs {sorted(missing)}; there are {[*arrays]}")
         for name, entry in plan._inputs.items():  # noqa: SLF001
             array = arrays[name]
             tail = (self._live[entry.table].config.dim,)
