@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
-from tests.services.kafka import KafkaBroker
+from tests.services.kafka import Broker, chosen_broker
 from tests.services.redis import DEFAULTS, RedisServer
 from tests.services.service import Service, ServiceUnavailable
 
@@ -51,7 +51,7 @@ _missing = pytest.StashKey[dict[str, str]]()
 class TopicMaker:
     """Makes topics with names of their own: ``kafka_topic(partitions=4) -> name``."""
 
-    def __init__(self, broker: KafkaBroker, hint: str) -> None:
+    def __init__(self, broker: Broker, hint: str) -> None:
         self._broker = broker
         self._hint = "".join(c if c.isalnum() else "-" for c in hint)[:60]
 
@@ -82,13 +82,13 @@ def redis_url(redis_server: RedisServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
+def kafka_broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """The session's Kafka; `.bootstrap` is its address, `stop` and `start` keep port and data."""
-    yield from _served(KafkaBroker(), request.config)
+    yield from _served(chosen_broker(), request.config)
 
 
 @pytest.fixture
-def kafka_topic(kafka_broker: KafkaBroker, request: pytest.FixtureRequest) -> TopicMaker:
+def kafka_topic(kafka_broker: Broker, request: pytest.FixtureRequest) -> TopicMaker:
     """Factory of topics on a broker that is up."""
     kafka_broker.start()
     return TopicMaker(kafka_broker, request.node.name)

