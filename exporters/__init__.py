@@ -1,3 +1,79 @@
-"""Published versions: deltas, log, Redis, replica."""
+"""Published versions: deltas, the log, sinks such as Redis, and replicas that follow.
+
+A trainer gives drafts to a `Publisher`, which numbers them, writes them to the `Log` and ships
+them to each `Sink`. A serving process holds a `Replica`.
+"""
+
+from exporters.errors import (
+    Corrupt,
+    Duplicate,
+    ExportError,
+    FenceLost,
+    FenceTaken,
+    Gap,
+    HeadMismatch,
+    LogCorrupt,
+    NotReady,
+    OutcomeUnknown,
+    ReplicaError,
+    SinkError,
+    SinkLostTime,
+    SinkRefused,
+    SinkUnavailable,
+    SnapshotHeld,
+    StaleGeneration,
+    UnknownTable,
+    WireError,
+)
+from exporters.log import Entry, Log, covers, keys_above, knows, pick
+from exporters.publisher import Publisher
+from exporters.repair import Repair, plan
+from exporters.shipper import Shipper, Status
+from exporters.sink import Feed, Published, Sink, Snapshot, SnapshotSource
+from exporters.version import Delta, DenseInfo, Half, Head, TableInfo, TableRows
+
+__all__ = [
+    "Corrupt",
+    "Delta",
+    "DenseInfo",
+    "Duplicate",
+    "Entry",
+    "ExportError",
+    "Feed",
+    "FenceLost",
+    "FenceTaken",
+    "Gap",
+    "Half",
+    "Head",
+    "HeadMismatch",
+    "Log",
+    "LogCorrupt",
+    "NotReady",
+    "OutcomeUnknown",
+    "Published",
+    "Publisher",
+    "Repair",
+    "ReplicaError",
+    "Shipper",
+    "Sink",
+    "SinkError",
+    "SinkLostTime",
+    "SinkRefused",
+    "SinkUnavailable",
+    "Snapshot",
+    "SnapshotHeld",
+    "SnapshotSource",
+    "StaleGeneration",
+    "Status",
+    "TableInfo",
+    "TableRows",
+    "UnknownTable",
+    "WireError",
+    "covers",
+    "keys_above",
+    "knows",
+    "pick",
+    "plan",
+]
 
 __distribution__ = "streamtrain"
