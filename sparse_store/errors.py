@@ -55,7 +55,10 @@ class NonFinite(SparseStoreError, ArithmeticError):
 
 
 class TableFull(SparseStoreError, MemoryError):
-    """A table would need more entries than its index can number (2^31 - 2)."""
+    """A table would need more entries than its index can number (2^31 - 2).
+
+    Raised amid a step: some tables have taken it, so the store is no longer fit for use.
+    """
 
 
 class ConfigChanged(SparseStoreError, ValueError):

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 from sparse_store._optim_kernels import adagrad, ftrl
 from sparse_store.config import Adagrad, Ftrl
 
-LARGEST_GRADIENT = np.float32(1e18)
-"""Beyond this a summed gradient's square nears the end of float32 and would poison the row."""
+LARGEST_GRADIENT = np.float32(1e15)
+"""Beyond this a summed gradient's square would soon bring a row's slots to float32's end, 3e38."""
 
 
 def kind(optimizer: Adagrad | Ftrl) -> str:

@@ -22,8 +22,8 @@ def horizon(clock: int, ttl: int) -> int:
 
 
 def kept(bound: int) -> int:
-    """Return how many stay once a bound was passed: 95 % of it, at least one."""
-    return max(1, bound * 95 // 100)
+    """Return how many stay once a bound was passed: 95 % of it, but at least one of any."""
+    return max(min(bound, 1), bound * 95 // 100)
 
 
 def oldest(stamps: NDArray[np.int64], keys: NDArray[np.uint64], leave: int) -> NDArray[np.int64]:

@@ -16,6 +16,16 @@ from numpy.typing import NDArray
 
 from sparse_store import _table_kernels as kernels
 from sparse_store import optim, policy
+from sparse_store.arrays import Block
+from sparse_store.batch import (
+    Keys,
+    Plan,
+    check_arrays,
+    checked_ids,
+    checked_input,
+    pull_into,
+    sum_gradients,
+)
 from sparse_store.config import Count, Evict, Ftrl, Table, validated
 from sparse_store.errors import (
     BadAck,
@@ -30,39 +40,21 @@ from sparse_store.errors import (
     UnknownTable,
 )
 from sparse_store.files import Chain, Frozen, Header
-from sparse_store.table import Block, Distinct, LiveTable, still
+from sparse_store.table import Distinct, LiveTable
+
+__all__ = [
+    "Change",
+    "Dump",
+    "Explained",
+    "Frozen",
+    "Keys",
+    "Plan",
+    "Rows",
+    "SparseStore",
+    "warm_up",
+]
 
 _log = logging.getLogger(__name__)
-
-_MODES = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
-
-
-class Keys(NamedTuple):
-    """The ids of one input of a batch of B samples.
-
-    Attributes
-    ----------
-    table
-        Where they are looked up.
-    ids
-        uint64 [n], or int64, taken bit by bit; every pattern is a key. May repeat.
-    row_splits
-        int64 [B + 1]: sample b has ids[row_splits[b]:row_splits[b + 1]].
-    weights
-        float32 [n], finite, or None for ones. Not for sequences.
-    pool
-        `sum` of w * row; `mean`: that over the sum of w; `sqrtn`: over the root of the sum of
-        w * w. No ids, or a divisor of zero, give zeros. A key without a row is zeros and counts.
-    length
-        None to pool; else rows are kept apart in [B, length, dim], zeros after the last.
-    """
-
-    table: str
-    ids: NDArray[np.uint64]
-    row_splits: NDArray[np.int64]
-    weights: NDArray[np.float32] | None = None
-    pool: str = "sum"
-    length: int | None = None
 
 
 class Rows(NamedTuple):
@@ -81,7 +73,8 @@ class Change(NamedTuple):
     tables: dict[str, Rows]
 
 
-class Explained(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
     """What a store knows of a key.
 
     `count` is sightings, `stamp` the clock (ms) and `changed_at` the step of the last one; both
@@ -111,31 +104,6 @@ class Dump(NamedTuple):
     candidate_counts: NDArray[np.uint32]
     candidate_stamps: NDArray[np.int64]
     candidate_changed_at: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Input:
-    table: str
-    splits: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    weighted: bool
-    mode: int
-    length: int | None
-    ids: NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """A resolved batch: which rows its ids mean, until the next `resolve`. Opaque but for `step`.
-
-    `sizes` gives, by input, the number of samples B.
-    """
-
-    step: int
-    sizes: Mapping[str, int]
-    _inputs: Mapping[str, _Input]
-    _distinct: Mapping[str, Distinct]
-    _inverse: Mapping[str, NDArray[np.int32]]
 
 
 class SparseStore:
@@ -177,6 +145,8 @@ class SparseStore:
     ) -> None:
         if threads < 1:
             raise BadInput(f"threads is {threads}; give 1 or more")
+        if not readers:
+            raise BadInput("a store needs a reader; nobody would ever free its tombstones")
         self._seed = seed
         self._threads = threads
         self._step = 0
@@ -186,7 +156,7 @@ class SparseStore:
         self._open = False
         self._live: dict[str, LiveTable] = {}
         for table in _distinct_tables(tables):
-            self._live[table.name] = LiveTable(table, seed=seed, born=0)
+            self._live[table.name] = LiveTable(table, seed=seed, born_at=0)
 
     # ---- what it is
 
@@ -229,10 +199,10 @@ class SparseStore:
         """
         if self._step and clock < self._clock:
             raise ClockFell(f"clock {clock} ms is below the store's {self._clock}; it only rises")
-        checked = {name: self._checked(name, keys) for name, keys in inputs.items()}
+        checked = {name: checked_input(name, keys) for name, keys in inputs.items()}
         by_table: dict[str, list[str]] = {}
         for name, entry in checked.items():
-            by_table.setdefault(entry.table, []).append(name)
+            by_table.setdefault(self._table(entry.table).config.name, []).append(name)
         self._step += 1
         self._clock = clock
         distinct: dict[str, Distinct] = {}
@@ -242,18 +212,12 @@ class SparseStore:
             names = by_table.get(table)
             if names is None:
                 continue
-            ids = [checked[name].ids for name in names]
-            found = live.resolve(
-                ids[0] if len(ids) == 1 else np.concatenate(ids), clock=clock, step=self._step
-            )
-            distinct[table] = found
-            low = 0
-            for name in names:
-                high = low + checked[name].ids.size
-                inverse[name] = found.inverse[low:high]
-                low = high
-        sizes = {name: entry.splits.size - 1 for name, entry in checked.items()}
-        self._latest = Plan(self._step, MappingProxyType(sizes), checked, distinct, inverse)
+            ids = np.concatenate([checked[name].ids for name in names])
+            distinct[table] = live.resolve(ids, clock=clock, step=self._step)
+            ends = np.cumsum([checked[name].ids.size for name in names])
+            pieces = np.split(distinct[table].inverse, ends[:-1])
+            inverse.update(zip(names, pieces, strict=True))
+        self._latest = Plan(self._step, checked, distinct, inverse)
         self._open = True
         return self._latest
 
@@ -273,24 +237,9 @@ class SparseStore:
         StalePlan, BadInput
         """
         self._must_be_latest(plan)
-        self._must_fit(plan, out, writable=True)
-        for name, entry in plan._inputs.items():  # noqa: SLF001 - Plan is this module's own
-            values = still(self._live[entry.table].arrays.values)
-            rows = plan._distinct[entry.table].rows  # noqa: SLF001
-            inverse = plan._inverse[name]  # noqa: SLF001
-            if entry.length is None:
-                kernels.pool(
-                    values,
-                    rows,
-                    inverse,
-                    entry.splits,
-                    entry.weights,
-                    entry.weighted,
-                    entry.mode,
-                    out[name],
-                )
-            else:
-                kernels.place(values, rows, inverse, entry.splits, out[name])
+        check_arrays(plan, out, self._dims, writable=True)
+        for name, entry in plan.inputs.items():
+            pull_into(plan, name, self._live[entry.table].arrays.values, out[name])
 
     def push(self, plan: Plan, grads: Mapping[str, NDArray[np.float32]]) -> None:
         """End a step: one optimizer step per distinct key with a row, over all inputs of a table.
@@ -309,44 +258,24 @@ class SparseStore:
         ------
         StalePlan, BadInput
         NonFinite
-            A summed gradient is not finite or beyond 1e18. No table has moved, and the plan
+            A summed gradient is not finite or beyond 1e15. No table has moved, and the plan
             stays open: push again without the offending sample, or abandon.
         """
         self._must_be_latest(plan)
         if not self._open:
             raise StalePlan(f"the plan of step {plan.step} was pushed or abandoned; resolve again")
-        self._must_fit(plan, grads, writable=False)
-        sums: dict[str, NDArray[np.float32]] = {}
-        for table, distinct in plan._distinct.items():  # noqa: SLF001
-            dim = self._live[table].config.dim
-            sums[table] = np.zeros((distinct.keys.size, dim), np.float32)
-        for name, entry in plan._inputs.items():  # noqa: SLF001
-            rows = plan._distinct[entry.table].rows  # noqa: SLF001
-            inverse = plan._inverse[name]  # noqa: SLF001
-            grad = still(grads[name])
-            if entry.length is None:
-                kernels.pool_back(
-                    rows,
-                    inverse,
-                    entry.splits,
-                    entry.weights,
-                    entry.weighted,
-                    entry.mode,
-                    grad,
-                    sums[entry.table],
-                )
-            else:
-                kernels.place_back(rows, inverse, entry.splits, grad, sums[entry.table])
-        for table, distinct in plan._distinct.items():  # noqa: SLF001
-            wild = kernels.first_wild(distinct.rows, still(sums[table]), optim.LARGEST_GRADIENT)
+        check_arrays(plan, grads, self._dims, writable=False)
+        sums = sum_gradients(plan, grads, self._dims)
+        for table, distinct in plan.distinct.items():
+            wild = kernels.first_wild(distinct.rows, sums[table], optim.LARGEST_GRADIENT)
             if wild >= 0:
                 raise NonFinite(
                     f"table {table!r}, key {distinct.keys[wild]}: the summed gradient of step "
                     f"{plan.step} is not within ±{optim.LARGEST_GRADIENT:g}; nothing was moved, "
                     "push again without the sample, or abandon"
                 )
-        for table, distinct in plan._distinct.items():  # noqa: SLF001
-            self._live[table].learn(distinct, still(sums[table]))
+        for table, distinct in plan.distinct.items():
+            self._live[table].learn(distinct, sums[table])
         self._open = False
 
     def abandon(self, plan: Plan) -> None:
@@ -365,11 +294,11 @@ class SparseStore:
 
         Changes nothing, creates nothing.
         """
-        return self._table(table).lookup(_ids(ids, f"lookup in {table!r}"))
+        return self._table(table).lookup(checked_ids(ids, f"lookup in {table!r}"))
 
     def count(self, table: str, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """Return sightings of each id since it was first seen or last removed; 0: unknown."""
-        return self._table(table).counts(_ids(ids, f"count in {table!r}"))
+        return self._table(table).counts(checked_ids(ids, f"count in {table!r}"))
 
     def rows(self, table: str) -> int:
         """Return how many keys have a row."""
@@ -386,10 +315,10 @@ class SparseStore:
             name: {
                 "rows": live.rows,
                 "candidates": live.candidates,
-                "tombstones": live.tombstones,
+                "tombstones": len(live.graves),
                 "admitted": live.standing.admitted,
-                "evicted": live.evicted,
-                "forgotten": live.forgotten,
+                "evicted": live.standing.evicted,
+                "forgotten": live.standing.forgotten,
             }
             for name, live in self._live.items()
         }
@@ -398,26 +327,29 @@ class SparseStore:
         """Return what is known of a key, and why it has a row or none."""
         live = self._table(table)
         key &= 2**64 - 1
-        entry = live.entry(key)
-        if entry is None:
-            buried = live.last_buried(key)
+        found = live.entry(key)
+        if found is None:
+            buried = live.graves.last(key)
             reason = "never seen, or forgotten" if buried is None else f"removed at step {buried}"
             return Explained(False, reason, 0, None, None, None, None, None)
-        count, stamp, changed = int(entry.counts[0]), int(entry.stamps[0]), int(entry.changed[0])
-        if entry.values.shape[1] == 0:
+        with_row, entry = found
+        seen, stamp, changed = int(entry.counts[0]), int(entry.stamps[0]), int(entry.changed[0])
+        if not with_row:
             wanted = policy.needed(live.config.admit)
-            reason = f"candidate: seen {count} times, admitted at {wanted}"
-            return Explained(False, reason, count, stamp, changed, None, None, None)
+            reason = f"candidate: seen {seen} times, admitted at {wanted}"
+            return Explained(False, reason, seen, stamp, changed, None, None, None)
         values, slots = entry.values[0], entry.slots[0]
         rule = live.config.admit
-        reason = f"admitted: seen {rule.count} times" if isinstance(rule, Count) else "admitted"
+        reason = "admitted at first sight"
+        if isinstance(rule, Count):
+            reason = f"admitted: seen {seen} times, the rule asks for {rule.count}"
         norm = float(np.sqrt(np.sum(values.astype(np.float64) ** 2)))
-        return Explained(True, reason, count, stamp, changed, norm, values, slots)
+        return Explained(True, reason, seen, stamp, changed, norm, values, slots)
 
     def dump(self, table: str) -> Dump:
         """Return a whole table, copied and sorted: for tests and verification."""
         live = self._table(table)
-        rows, candidates = _sorted(live.all(rows=True)), _sorted(live.all(rows=False))
+        rows, candidates = live.all(rows=True).by_key(), live.all(rows=False).by_key()
         return Dump(
             rows.keys,
             rows.values,
@@ -447,12 +379,15 @@ class SparseStore:
         Raises
         ------
         UnknownReader, StepOpen
+        NonFinite
+            A row is not finite; nobody may have it.
         """
         since = self.cursor(reader)
         self._must_be_boundary("peek")
         tables = {}
         for name, live in self._live.items():
-            rows = _sorted(live.all(rows=True, since=since))
+            rows = live.all(rows=True, since=since).by_key()
+            _refuse_wild(name, rows)
             tables[name] = Rows(rows.keys, rows.values, live.removed(since, rows_only=True))
         return Change(since, self._step, tables)
 
@@ -475,7 +410,7 @@ class SparseStore:
             raise StepOpen(f"step {until} is not over; push or abandon its plan before ack")
         self._cursors[reader] = until
         for live in self._live.values():
-            live.forget_tombs(min(self._cursors.values()))
+            live.graves.forget(min(self._cursors.values()))
 
     def mark_changed(self, keys: Mapping[str, NDArray[np.uint64]], *, reader: str) -> None:
         """Repair after a restore: let `reader` see these keys again, whatever they are now.
@@ -491,7 +426,9 @@ class SparseStore:
         """
         self.cursor(reader)
         self._must_be_boundary("mark_changed")
-        checked = {name: _ids(ids, f"mark_changed in {name!r}") for name, ids in keys.items()}
+        checked = {
+            name: checked_ids(ids, f"mark_changed in {name!r}") for name, ids in keys.items()
+        }
         live = {name: self._table(name) for name in checked}
         for name, ids in checked.items():
             if ids.size:
@@ -512,6 +449,8 @@ class SparseStore:
         Raises
         ------
         UnknownReader, StepOpen
+        NonFinite
+            A row is not finite; nobody may have it.
         """
         since = self.cursor(reader)
         self._must_be_boundary("freeze")
@@ -520,6 +459,8 @@ class SparseStore:
         header = Header(self._seed, self._step, self._clock, cursors)
         seen = min(cursors.values())
         parts = [live.part(since, seen) for live in self._live.values()]
+        for part in parts:
+            _refuse_wild(part.table.name, part.rows)
         return Frozen(header, parts, since=since)
 
     @classmethod
@@ -579,6 +520,10 @@ class SparseStore:
 
     # ---- within
 
+    @property
+    def _dims(self) -> dict[str, int]:
+        return {name: live.config.dim for name, live in self._live.items()}
+
     def _table(self, name: str) -> LiveTable:
         live = self._live.get(name)
         if live is None:
@@ -598,73 +543,6 @@ class SparseStore:
                 "push or abandon its plan first"
             )
 
-    def _checked(self, name: str, keys: Keys) -> _Input:
-        where = f"input {name!r}"
-        live = self._table(keys.table)
-        ids = _ids(keys.ids, where)
-        splits = np.ascontiguousarray(keys.row_splits)
-        if splits.dtype != np.int64 or splits.ndim != 1 or splits.size == 0:
-            raise BadInput(
-                f"{where}: row_splits is {splits.dtype} {splits.shape}; give int64 [B + 1]"
-            )
-        if splits[0] != 0 or splits[-1] != ids.size or bool(np.any(splits[1:] < splits[:-1])):
-            raise BadInput(
-                f"{where}: row_splits must rise from 0 to the number of ids, {ids.size}; it goes "
-                f"from {splits[0]} to {splits[-1]}"
-            )
-        if keys.pool not in _MODES:
-            raise BadInput(f"{where}: pool is {keys.pool!r}; give one of {[*_MODES]}")
-        weights = np.empty(0, np.float32)
-        if keys.weights is not None:
-            weights = np.ascontiguousarray(keys.weights)
-            if weights.dtype != np.float32 or weights.shape != ids.shape:
-                raise BadInput(
-                    f"{where}: weights are {weights.dtype} {weights.shape}; give float32 "
-                    f"[{ids.size}], one per id"
-                )
-            if keys.length is not None:
-                raise BadInput(f"{where}: a sequence keeps its rows apart; it takes no weights")
-        if keys.length is not None:
-            longest = int(np.max(splits[1:] - splits[:-1], initial=0))
-            if longest > keys.length:
-                raise BadInput(
-                    f"{where}: a list of {longest} ids, and the sequence holds {keys.length}; cap "
-                    "lists before"
-                )
-        return _Input(
-            live.config.name,
-            still(splits),
-            still(weights),
-            keys.weights is not None,
-            _MODES[keys.pool],
-            keys.length,
-            ids,
-        )
-
-    def _must_fit(
-        self, plan: Plan, arrays: Mapping[str, NDArray[np.float32]], *, writable: bool
-    ) -> None:
-        missing = plan.sizes.keys() - arrays.keys()
-        if missing:
-            raise BadInput(f"no array for the inputs {sorted(missing)}; there are {[*arrays]}")
-        for name, entry in plan._inputs.items():  # noqa: SLF001
-            array = arrays[name]
-            tail = (self._live[entry.table].config.dim,)
-            if entry.length is not None:
-                tail = (entry.length, *tail)
-            size = plan.sizes[name]
-            fits = array.ndim == 1 + len(tail) and array.shape[1:] == tail
-            if array.dtype != np.float32 or not fits or array.shape[0] < size:
-                raise BadInput(
-                    f"input {name!r}: the array is {array.dtype} {array.shape}; give float32 "
-                    f"{(size, *tail)}, or longer"
-                )
-            if not array.flags.c_contiguous or (writable and not array.flags.writeable):
-                raise BadInput(
-                    f"input {name!r}: the array must be C-contiguous"
-                    + (" and writable" if writable else "")
-                )
-
 
 def warm_up() -> None:
     """Compile every kernel, or load it from the cache, by running a small store through its life.
@@ -672,22 +550,22 @@ def warm_up() -> None:
     Takes seconds when nothing is cached and about a tenth of one when all is. Without it the
     first steps of a process pay.
     """
-    tables = [
-        Table("a", dim=1, admit=Count(1), evict=Evict(ttl=1)),
-        Table("b", dim=1, optimizer=Ftrl()),
-    ]
-    store = SparseStore(tables, seed=0)
+    once, never = (
+        Table("once", dim=1, admit=Count(1), evict=Evict(ttl=1)),
+        Table("never", dim=1, optimizer=Ftrl()),
+    )
+    store = SparseStore([once, never], seed=0)
     ids = np.arange(100, dtype=np.uint64)
     splits = np.array([0, 100], np.int64)
-    inputs = {"a": Keys("a", ids, splits), "b": Keys("b", ids, splits, length=100)}
+    inputs = {"once": Keys("once", ids, splits), "never": Keys("never", ids, splits, length=100)}
     plan = store.resolve(inputs, clock=0)
-    out = {"a": np.empty((1, 1), np.float32), "b": np.empty((1, 100, 1), np.float32)}
+    out = {"once": np.empty((1, 1), np.float32), "never": np.empty((1, 100, 1), np.float32)}
     store.pull(plan, out)
     store.push(plan, out)
+    dump = store.dump("once")
+    saved = Block(dump.keys, dump.counts, dump.stamps, dump.changed_at, dump.values, dump.slots)
+    LiveTable(once, seed=0, born_at=0).insert(saved, rows=True)
     store.resolve({}, clock=1000)
-    LiveTable(tables[0], seed=0, born=0).insert(
-        store._live["b"].all(rows=True)._replace(slots=np.zeros((100, 1), np.float32)), rows=True
-    )
 
 
 def _distinct_tables(tables: Sequence[Table]) -> list[Table]:
@@ -701,16 +579,14 @@ def _distinct_tables(tables: Sequence[Table]) -> list[Table]:
     return checked
 
 
-def _ids(ids: NDArray[np.uint64], where: str) -> NDArray[np.uint64]:
-    array = np.ascontiguousarray(ids)
-    if array.ndim != 1 or array.dtype not in (np.uint64, np.int64):
-        raise BadInput(f"{where}: ids are {array.dtype} {array.shape}; give uint64 or int64 [n]")
-    checked: NDArray[np.uint64] = still(array.view(np.uint64))
-    return checked
-
-
-def _sorted(block: Block) -> Block:
-    return block.take(np.argsort(block.keys))
+def _refuse_wild(name: str, rows: Block) -> None:
+    wild = ~(np.isfinite(rows.values).all(axis=1) & np.isfinite(rows.slots).all(axis=1))
+    if wild.any():
+        raise NonFinite(
+            f"table {name!r}: the row of key {rows.keys[wild][0]} is not finite, nor are "
+            f"{int(wild.sum()) - 1} others; it may neither be published nor saved. Go back to the "
+            "last cut with lower rates or a clip"
+        )
 
 
 def _refuse_changes(
