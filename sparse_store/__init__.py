@@ -5,10 +5,6 @@ Numba and pyarrow with them, which whoever only needs the configuration should n
 """
 
 from sparse_store.config import (
-    DAY,
-    HOUR,
-    MINUTE,
-    SECOND,
     Adagrad,
     Always,
     Count,
@@ -36,10 +32,6 @@ from sparse_store.errors import (
 )
 
 __all__ = [
-    "DAY",
-    "HOUR",
-    "MINUTE",
-    "SECOND",
     "Adagrad",
     "Always",
     "BadAck",
