@@ -53,7 +53,7 @@ class TopicMaker:
 
     def __init__(self, broker: Broker, hint: str) -> None:
         self._broker = broker
-        self._hint = "".join(c if c.isalnum() else "-" for c in hint)[:60]
+        self._hint = "".join(c if c.isalnum() else "-" for c in hint)[:60].strip("-")
 
     def __call__(self, partitions: int = 1, **config: str | int) -> str:
         """Make a topic; `config` are topic properties with ``_`` for ``.``."""
