@@ -251,7 +251,7 @@ class KafkaSource:
 
     def _within(self, partition: Partition, offset: int, low: int, high: int) -> int:
         """Return where to go on: at ``offset``, or at the start of the log if that is higher."""
-        if offset > high:
+        if not 0 <= offset <= high:
             raise PositionLost(
                 f"{_name(partition)} ends at offset {high}, but the position is {offset}; was "
                 "the topic made anew? Start from a cut of the right cluster, or afresh"
