@@ -1,6 +1,5 @@
-"""Work beside the training thread: one job at a time, or a loop; errors come back to the trainer."""
+"""Work beside the training thread, one job at a time; errors come back to the trainer."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -53,48 +52,3 @@ class Job(Generic[T]):
     def close(self) -> None:
         """Let the running work end, and take no more."""
         self._pool.shutdown(wait=True)
-
-
-class Loop:
-    """Calls a function over and over in a thread: at once while it says True, else after a pause.
-
-    Parameters
-    ----------
-    name : str
-    turn : callable
-        One turn; answers whether there may be more to do right now.
-    pause_s : float
-        Rest after a turn that had nothing to do.
-    """
-
-    def __init__(self, name: str, turn: Callable[[], bool], *, pause_s: float) -> None:
-        self._turn = turn
-        self._pause = pause_s
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin to turn."""
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the loop, if anything did."""
-        if self._error is not None:
-            raise self._error
-
-    def stop(self, timeout_s: float) -> None:
-        """Ask the loop to end and wait for its current turn."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                more = self._turn()
-            except BaseException as error:  # noqa: BLE001  it is raised again where check() is called
-                self._error = error
-                return
-            if not more:
-                self._stop.wait(self._pause)

@@ -197,7 +197,7 @@ def loads(
     config = _convert(raw, Config, "", mistakes)
     if mistakes:
         raise ConfigError(mistakes)
-    assert isinstance(config, Config)  # noqa: S101
+    assert isinstance(config, Config)
     config = _named_tables(config)
     if base is not None:
         config = _anchored(config, base)
@@ -301,7 +301,9 @@ for _tag, _pattern, _first in (
     ("null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
 ):
     _Yaml12.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), [*_first] if _tag != "null" else [*"~nN", ""]
+        f"tag:yaml.org,2002:{_tag}",
+        re.compile(_pattern),
+        [*_first] if _tag != "null" else [*"~nN", ""],
     )
 
 
@@ -317,12 +319,12 @@ def _construct_float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
 def _construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if key in seen:
             raise yaml.MarkedYAMLError(
                 None, None, f"the key `{key}` is written twice", key_node.start_mark
             )
-        seen[key] = loader.construct_object(value_node, deep=True)  # type: ignore[no-untyped-call]
+        seen[key] = loader.construct_object(value_node, deep=True)
     return seen
 
 
@@ -333,7 +335,7 @@ _Yaml12.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 def _parse(text: str, name: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Yaml12)  # noqa: S506  a SafeLoader by descent
+        return yaml.load(text, Loader=_Yaml12)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -384,7 +386,9 @@ def _convert(value: Any, kind: Any, path: str, mistakes: list[str]) -> Any:
         return _mapping(value, typing.get_args(bare)[1], path, mistakes)
     if origin in (list, tuple, Sequence) and isinstance(value, list):
         (item, *_) = typing.get_args(bare)
-        children = [_convert(child, item, f"{path}[{i}]", mistakes) for i, child in enumerate(value)]
+        children = [
+            _convert(child, item, f"{path}[{i}]", mistakes) for i, child in enumerate(value)
+        ]
         return tuple(children) if origin is tuple else children
     return _plain(value, kind, path, mistakes)
 
@@ -417,7 +421,9 @@ def _struct(value: Any, kind: type[msgspec.Struct], path: str, mistakes: list[st
     given = {}
     for name, field in fields.items():
         if name in value:
-            given[field.name] = _convert(value[name], hints[field.name], _join(path, name), mistakes)
+            given[field.name] = _convert(
+                value[name], hints[field.name], _join(path, name), mistakes
+            )
         elif field.required:
             mistakes.append(f"{_join(path, name)}: missing")
     if len(mistakes) > before:

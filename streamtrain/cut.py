@@ -214,7 +214,7 @@ class Checkpoints:
             try:
                 return self.open(name)
             except CutCorrupt as error:
-                _log.error("%s; looking for an older one", error)  # noqa: TRY400  the reason is in the text
+                _log.error("%s; looking for an older one", error)
         return None
 
     def open(self, name: str) -> Cut:
@@ -341,7 +341,7 @@ class Checkpoints:
             for file in part.iterdir():
                 _link(file, target / file.name)
                 name = f"sparse/{target.name}/{file.name}"
-                assert previous is not None  # noqa: S101
+                assert previous is not None
                 facts = previous.manifest["files"].get(f"sparse/{part.name}/{file.name}")
                 if facts is not None:
                     known[name] = facts

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from consumers.source import Bad
 
@@ -28,7 +29,7 @@ class DeadLetters:
         self.path = path
         self._file = path.open("ab", buffering=0)
 
-    def __enter__(self) -> "DeadLetters":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

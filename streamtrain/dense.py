@@ -160,10 +160,8 @@ class DenseStep:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of every variable of model and optimizer, by position and path."""
-        return {
-            f"{n:04d}:{v.path}": np.array(v.numpy()) for n, v in enumerate(self._all_variables())
-        }
+        """Return a copy of every variable of model and optimizer, by its number in their order."""
+        return {f"{n:04d}": np.array(v.numpy()) for n, v in enumerate(self._all_variables())}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Assign what `state` returned.
@@ -171,19 +169,23 @@ class DenseStep:
         Raises
         ------
         ModelSpecError
-            The model has other variables than the saved one.
+            The model has other variables than the saved one. Names are not compared: Keras counts
+            them up within a process.
         """
-        variables = {f"{n:04d}:{v.path}": v for n, v in enumerate(self._all_variables())}
-        mine = {name: tuple(v.shape) for name, v in variables.items()}
-        saved = {name: tuple(array.shape) for name, array in state.items()}
-        for name in sorted(mine.keys() | saved.keys()):
-            if mine.get(name) != saved.get(name):
+        variables = self._all_variables()
+        cure = "start from another checkpoint.dir, or bring the old model back"
+        if len(variables) != len(state):
+            raise ModelSpecError(
+                f"model.build: model and optimizer have {len(variables)} dense variables, the cut has "
+                f"{len(state)}; {cure}"
+            )
+        for variable, name in zip(variables, sorted(state), strict=True):
+            if tuple(variable.shape) != state[name].shape:
                 raise ModelSpecError(
-                    f"model.build: the dense variable {name.partition(':')[2]} is {mine.get(name)} in "
-                    f"this model and {saved.get(name)} in the cut; start from another checkpoint.dir, "
-                    "or bring the old model back"
+                    f"model.build: the dense variable {variable.path} has the shape "
+                    f"{tuple(variable.shape)}, the cut has {state[name].shape}; {cure}"
                 )
-        for name, variable in variables.items():
+        for variable, name in zip(variables, sorted(state), strict=True):
             variable.assign(state[name])
 
     def _all_variables(self) -> list[keras.Variable]:
@@ -192,7 +194,9 @@ class DenseStep:
         return [*self.model.variables, *own]
 
     def _floating(self) -> list[keras.Variable]:
-        return [v for v in self.model.variables if "float" in keras.backend.standardize_dtype(v.dtype)]
+        return [
+            v for v in self.model.variables if "float" in keras.backend.standardize_dtype(v.dtype)
+        ]
 
     def _new_feed(self, size: int) -> Feed:
         tasks = len(self.spec.tasks)
@@ -259,9 +263,7 @@ def _checked(model: Any, spec: ModelSpec) -> keras.Model:
         raise ModelSpecError(
             f"model.build: expected the function to return a keras.Model, got {type(model).__name__}"
         )
-    inputs = {
-        name: np.zeros((2, *i.shape), np.float32) for name, i in spec.inputs.items()
-    }
+    inputs = {name: np.zeros((2, *i.shape), np.float32) for name, i in spec.inputs.items()}
     answers = model(inputs, training=False)
     if not isinstance(answers, dict) or set(answers) != set(spec.tasks):
         found = sorted(answers) if isinstance(answers, dict) else type(answers).__name__

@@ -19,10 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exporters.errors import FenceTaken, SinkUnavailable
+from exporters.log import Log, keys_above
+from exporters.repair import Repair, plan
 from exporters.sink import Sink
-from exporters.wire import Head
-from streamtrain.cut import Checkpoints, Cut, OnStep
+from exporters.version import Delta, Head
+from streamtrain.cut import Checkpoints, Cut
+from streamtrain.delta import draft
 from streamtrain.errors import EmptyStartRefused
+from streamtrain.faults import OnStep
+from streamtrain.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -137,3 +142,39 @@ def _raise_fences(
             known = max(generation, taken.fence)
             continue
         return generation, heads
+
+
+def repair(trainer: Trainer, claimed: Claim, log: Log, *, floor: int) -> tuple[Repair, Delta]:
+    """S5, as far as it is the store's: mark what was published after the cut, and draft the delta.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        As restored; its serving reader is moved back.
+    claimed : Claim
+        What S1 to S4 found.
+    log : Log
+    floor : int
+        The version of the cut that was loaded or just written.
+
+    Returns
+    -------
+    Repair
+        Above which version the log is repaired, and which sinks need a snapshot.
+    Delta
+        The draft to be appended with ``since`` = ``Repair.m``, before anything is learned.
+    """
+    found = plan(log.entries(), claimed.heads, floor)
+    keys = {
+        table: ids
+        for table, ids in keys_above(log, found.m).items()
+        if table in trainer.store.tables
+    }
+    trainer.store.mark_changed(keys, reader="serving")
+    if found.versions_above:
+        _log.warning(
+            "versions above %d were published after the cut: %d keys are published again",
+            found.m,
+            sum(len(ids) for ids in keys.values()),
+        )
+    return found, draft(trainer, generation=claimed.generation)

@@ -66,7 +66,9 @@ class Telemetry:
         self.generation = gauge("generation", "Generation of this trainer")
         self.version = gauge("version", "Newest version in the log")
         self.published = gauge("published_version", "Newest version in a sink", "sink")
-        self.version_age = gauge("version_age_seconds", "Seconds since the last version was written")
+        self.version_age = gauge(
+            "version_age_seconds", "Seconds since the last version was written"
+        )
         self.cut_age = gauge("cut_age_seconds", "Seconds since the last cut became durable")
         self.cuts_failed = Counter(
             "streamtrain_cuts_failed", "Cuts that could not be written", registry=self.registry
@@ -157,7 +159,7 @@ def _handler(telemetry: Telemetry) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: object) -> None:
             """Keep scrapes out of the log."""
 
     return Handler

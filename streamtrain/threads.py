@@ -10,7 +10,9 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 def available(quota_file: Path = _QUOTA) -> int:
     """Return the number of processors that this process may keep busy, at least 1."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = quota_file.read_text().split()
         if quota != "max":

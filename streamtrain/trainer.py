@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from consumers.source import Batch, Columns, Partition
+from sparse_store.errors import NonFinite as GradientTooLarge
 from sparse_store.store import Keys, SparseStore
 from streamtrain.errors import ConservationBroken, NonFinite
 from streamtrain.validation import Progressive
@@ -210,7 +211,10 @@ class Trainer:
         if not learned.finite:
             raise NonFinite(_blame(batch, learned, samples))
         predictions = self._score(columns, learned.logits[:samples])
-        self.store.push(plan, learned.gradients)
+        try:
+            self.store.push(plan, learned.gradients)
+        except GradientTooLarge as error:
+            raise NonFinite(f"{_blame(batch, learned, samples)} ({error})") from error
         return predictions
 
     def _next_clock(self, times: NDArray[np.int64]) -> int:

@@ -91,7 +91,10 @@ class Progressive:
         self._weight_sum = 0.0
 
     def add(
-        self, predictions: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating]
+        self,
+        predictions: NDArray[np.floating],
+        labels: NDArray[np.floating],
+        weights: NDArray[np.floating],
     ) -> None:
         """Take the predictions of one step, made before it was learned; arrays of shape ``(n,)``."""
         rows = np.stack([predictions, labels, weights], axis=1).astype(np.float64)

@@ -60,7 +60,7 @@ class ModelSpec:
     def keras_inputs(self) -> dict[str, keras.KerasTensor]:
         """Return a fresh ``keras.Input`` per input."""
         return {
-            name: keras.Input(shape=spec.shape, dtype="float32", name=name.replace(".", "__"))
+            name: keras.Input(shape=spec.shape, dtype="float32", name=name)
             for name, spec in self.inputs.items()
         }
 

@@ -91,9 +91,7 @@ def _has_linear(spec: ModelSpec) -> bool:
     return bool(_scalars(spec) or spec.of_kind("dense"))
 
 
-def _linear(
-    spec: ModelSpec, inputs: dict[str, keras.KerasTensor]
-) -> keras.KerasTensor:
+def _linear(spec: ModelSpec, inputs: dict[str, keras.KerasTensor]) -> keras.KerasTensor:
     """Sum the dim-1 rows, plus a learned weighting of the dense floats."""
     if not _has_linear(spec):
         raise ModelSpecError(
@@ -126,4 +124,3 @@ def _stacked(
     return keras.layers.Concatenate(axis=1)(
         [keras.layers.Reshape((1, width[0]))(inputs[i.name]) for i in vectors]
     )
-

@@ -98,7 +98,9 @@ def test_a_missing_section_is_named() -> None:
 
 def test_a_key_written_twice_is_refused() -> None:
     """The second would silently win."""
-    assert "the key `checkpoint` is written twice" in _mistakes(MINIMAL + "checkpoint: {dir: x}\n")[0]
+    assert (
+        "the key `checkpoint` is written twice" in _mistakes(MINIMAL + "checkpoint: {dir: x}\n")[0]
+    )
 
 
 def test_broken_yaml_is_located() -> None:

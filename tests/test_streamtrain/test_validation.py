@@ -43,7 +43,12 @@ def test_a_window_with_one_class_has_no_auc() -> None:
 
 def test_an_empty_window_has_no_figures() -> None:
     figures = Progressive(10).figures()
-    assert (figures.samples, figures.loss, figures.auc, figures.calibration) == (0, None, None, None)
+    assert (figures.samples, figures.loss, figures.auc, figures.calibration) == (
+        0,
+        None,
+        None,
+        None,
+    )
 
 
 def test_a_certain_mistake_is_finite() -> None:
