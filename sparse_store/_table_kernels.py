@@ -21,7 +21,11 @@ in float64, rounded once to float32; `scale` is s / sqrt((2^32 - 1) / 3) for a s
 s, and u / 2^24 for a bound u. The sum of four uniforms is a bell that ends at 3.46 deviations;
 it needs neither logarithm nor cosine, so its bits are the same on every machine.
 
-Golden values for seed 7: `mix(1) = 0x5692161D100B05E5`; the test of this file has the rest.
+Golden values: mix(0x9E3779B97F4A7C15) = 0xE220A8397B1DCDAF, as splitmix64 has it. A table's seed
+is the first 8 bytes, little-endian, of the SHA-256 of `<store seed>:<table name>`, so for seed 7
+and `item` it is 0x489FDB74D9831277; there, the first three elements of key 1 are, as float32 bits,
+0xBCA63994 0xBB6BD607 0x3C8A8551 under normal 0.01, 0xBCF3B86B 0xBCF95B0B 0x3D209FCE under
+uniform 0.05.
 
 Callers see to shapes, dtypes, bounds and capacity: kernels check nothing and allocate nothing.
 Arrays that a kernel only reads come in marked read-only, so that each kernel has one signature.

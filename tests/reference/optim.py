@@ -62,7 +62,7 @@ def _ftrl(
     new_values, zs, ns = [], [], []
     for value, z, n, g in zip(values, slots[:dim], slots[dim:], sums, strict=True):
         m = n + g * g
-        z = z + (g - (np.sqrt(m) - np.sqrt(n)) / alpha * value)  # noqa: PLW2901
+        z = z + (g - (np.sqrt(m) - np.sqrt(n)) / alpha * value)
         zs.append(z)
         ns.append(m)
         if abs(z) <= l1:

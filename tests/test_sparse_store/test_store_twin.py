@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
+        self.names = count()
         self.chain: list[Path] = []
 
     @initialize(seed=st.integers(0, 3))
@@ -90,9 +92,7 @@ class StoreMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32 - 1),
         learns=st.sampled_from([True, True, True, False]),
     )
-    def step(
-        self, asks: list[Keys], pause: int, padding: int, seed: int, learns: bool
-    ) -> None:
+    def step(self, asks: list[Keys], pause: int, padding: int, seed: int, learns: bool) -> None:
         inputs = {f"input{i}": keys for i, keys in enumerate(asks)}
         clock = self.store.clock + pause
         plan = self.store.resolve(inputs, clock=clock)
@@ -140,7 +140,9 @@ class StoreMachine(RuleBasedStateMachine):
             found = change.tables[name]
             assert found.keys.tolist() == [*rows]
             values = np.array([entry.values for entry in rows.values()], np.float32)
-            np.testing.assert_array_equal(bits(found.values), bits(values.reshape(found.values.shape)))
+            np.testing.assert_array_equal(
+                bits(found.values), bits(values.reshape(found.values.shape))
+            )
             assert found.removed.tolist() == removed
         # The checkpoint's cursor moves with cuts alone, or the chain would have a hole.
         if acks and reader == "serving":
@@ -152,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
         frozen = self.store.freeze("checkpoint")
         if torn:
             return
-        self.chain.append(self.folder / f"{self.twin.step}-{len(self.chain)}-{id(frozen)}")
+        self.chain.append(self.folder / str(next(self.names)))
         frozen.write(self.chain[-1])
         self.saved = self.twin.freeze("checkpoint")
         self.store.ack("checkpoint", frozen.until)
@@ -167,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.chain) > 1)
     @rule()
     def compact(self) -> None:
-        into = self.folder / f"merged-{self.twin.step}-{len(list(self.folder.iterdir()))}"
+        into = self.folder / str(next(self.names))
         merge(self.chain, into)
         self.chain = [into]
 
