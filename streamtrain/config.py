@@ -218,21 +218,13 @@ def signature(config: Config) -> dict[str, Any]:
     Rates, eviction and admission are left out: they may change between two runs. So are places
     and paces (brokers, folders, periods, batch size), which say nothing about the learned state.
     """
-    tables = {
-        name: {
-            "dim": table.dim,
-            "unadmitted": table.unadmitted,
-            "init": _builtins([table.start]),
-            "optimizer": _builtins([table.optimizer]),
-        }
-        for name, table in config.tables.items()
-    }
+    tables = {}
+    for name, table in config.tables.items():
+        shown = _builtins(msgspec.structs.replace(table, init=table.start))
+        tables[name] = {key: shown[key] for key in ("dim", "unadmitted", "init", "optimizer")}
+    model = _builtins(config.model)
     whole = {
-        "model": {
-            "build": config.model.build,
-            "seed": config.model.seed,
-            "optimizer": _builtins([config.model.optimizer]),
-        },
+        "model": {key: model[key] for key in ("build", "seed", "optimizer")},
         "sample": _builtins(config.sample),
         "features": _builtins(config.features),
         "tables": tables,
@@ -242,20 +234,36 @@ def signature(config: Config) -> dict[str, Any]:
     return {path: value for path, value in flat.items() if not path.endswith((".rate", ".alpha"))}
 
 
-def _builtins(value: Any) -> Any:
-    """Turn structs into mappings; one in a list is told from its alternatives by its name."""
+def _builtins(value: Any, choices: Mapping[str, Any] | None = None) -> Any:
+    """Turn structs into mappings; one that was chosen among several is shown under its name."""
     if isinstance(value, msgspec.Struct):
-        return {name: _builtins(getattr(value, name)) for name in value.__struct_fields__}
+        hints = typing.get_type_hints(type(value), include_extras=True)
+        fields = {
+            name: _builtins(getattr(value, name), _choices(hints[name]))
+            for name in value.__struct_fields__
+        }
+        for name, kind in (choices or {}).items():
+            if type(value) is kind:
+                return {name: fields}
+        return fields
     if isinstance(value, dict):
-        return {key: _builtins(child) for key, child in value.items()}
+        return {key: _builtins(child, choices) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [
-            {type(child).__name__.lower(): _builtins(child)}
-            if isinstance(child, msgspec.Struct)
-            else _builtins(child)
-            for child in value
-        ]
+        return [_builtins(child, choices) for child in value]
     return value
+
+
+def _choices(hint: Any) -> Mapping[str, Any] | None:
+    """Return the choices of a field, or of the items of a list of them."""
+    if typing.get_origin(hint) is Annotated:
+        for note in typing.get_args(hint)[1:]:
+            if isinstance(note, msgspec.Meta) and note.extra and "choices" in note.extra:
+                return typing.cast("Mapping[str, Any]", note.extra["choices"])
+    for inner in typing.get_args(hint):
+        found = _choices(inner)
+        if found is not None:
+            return found
+    return None
 
 
 def _flatten(path: str, value: Any, into: dict[str, Any]) -> None:
