@@ -208,7 +208,8 @@ class KafkaSource:
         try:
             found = self._client.list_topics(topic, timeout=timeout_s).topics[topic]
         except KafkaException as error:
-            self._client.poll(0)  # lets error_cb say what the client met meanwhile
+            if not self._next:  # else this would throw a message away
+                self._client.poll(0)  # lets error_cb say what the client met meanwhile
             reason = self._trouble or _words(error)
             raise SourceUnavailable(
                 f"no answer from Kafka at {self._config.brokers} within {timeout_s:g} s: {reason}"
@@ -280,8 +281,6 @@ class KafkaSource:
             if found.offset >= self._next[found.partition]:
                 self._next[found.partition] = found.offset + 1
                 fetched.append(found)
-        if fetched:
-            self._trouble = None
         return fetched
 
     def _message(self, message: KafkaMessage) -> Message:
@@ -301,8 +300,8 @@ class KafkaSource:
                         self._client.incremental_assign([TopicPartition(*partition, low)])
                         self._next[partition] = self._gathering.position[partition] = low
                         logger.info("%s is new; reading it from %d", _name(partition), low)
-        except SourceUnavailable as error:
-            self._trouble = str(error)
+        except (SourceUnavailable, KafkaException) as error:
+            self._trouble = _words(error)
             self._relist_at = self._now() + RETRY_S
         else:
             self._trouble = None
@@ -349,7 +348,7 @@ def _on_commit(error: KafkaError | None, _: Any) -> None:
         logger.debug("commit for lag dashboards failed: %s", error.str())
 
 
-def _words(error: KafkaException) -> str:
+def _words(error: Exception) -> str:
     cause = error.args[0] if error.args else error
     return str(cause.str()) if isinstance(cause, KafkaError) else str(cause)
 
