@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,11 @@ def store() -> SparseStore:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
     found = Checkpoints(tmp_path / "cuts", keep=2)
     found.lock()
-    return found
+    yield found
+    found.unlock()
 
 
 def test_a_cut_gives_back_what_was_frozen(checkpoints: Checkpoints, store: SparseStore) -> None:
@@ -163,6 +165,7 @@ def test_a_crash_while_writing_leaves_a_whole_cut_or_none(
     again.lock()
     assert (again.newest() is not None) == (step == "C4")
     assert not list(tmp_path.glob("tmp-*"))
+    again.unlock()
 
 
 def test_a_full_disk_leaves_nothing_behind_and_the_next_cut_holds_it_all(
@@ -230,4 +233,6 @@ def test_only_one_may_hold_the_directory(checkpoints: Checkpoints) -> None:
     with pytest.raises(LockHeld):
         Checkpoints(checkpoints.folder, keep=1).lock()
     checkpoints.unlock()
-    Checkpoints(checkpoints.folder, keep=1).lock()
+    other = Checkpoints(checkpoints.folder, keep=1)
+    other.lock()
+    other.unlock()
