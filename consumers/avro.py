@@ -29,6 +29,11 @@ _STATUS = {
 }
 
 
+def warm_up() -> None:
+    """Compile the decoder's kernels, or load them, so that the first batch needn't wait for it."""
+    kernels.warm_up()
+
+
 class AvroDecoder:
     """Decode messages of one schema into samples.
 

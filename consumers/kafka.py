@@ -31,6 +31,7 @@ RETRY_S = 5.0
 
 _ANSWER_S = 2.0
 _CLOSE_S = 5.0
+_ANEW = "was the topic made anew? Start from a cut of the right cluster, or afresh"
 _DOWN = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._AUTHENTICATION,  # noqa: SLF001
@@ -181,15 +182,16 @@ class KafkaSource:
         return self._consumer
 
     def _resolve(self, position: Mapping[Partition, int] | None) -> dict[Partition, int]:
-        partitions = [p for topic in self._config.topics for p in self._list(topic)]
+        partitions = [
+            p for topic in self._config.topics for p in self._list(topic, self._connect_s)
+        ]
         known = dict(position or {})
         for partition, offset in known.items():
             if partition.topic not in self._config.topics:
                 logger.warning("topic %s is no longer read, from %d on", partition, offset)
             elif partition not in partitions:
                 raise PositionLost(
-                    f"{_name(partition)} is in the position but not in the cluster; was the "
-                    "topic made anew? Start from a cut of the right cluster, or afresh"
+                    f"{_name(partition)} is in the position but not in the cluster; {_ANEW}"
                 )
         start = {}
         for partition in partitions:
@@ -203,8 +205,7 @@ class KafkaSource:
                 start[partition] = low
         return start
 
-    def _list(self, topic: str, timeout_s: float | None = None) -> list[Partition]:
-        timeout_s = self._connect_s if timeout_s is None else timeout_s
+    def _list(self, topic: str, timeout_s: float) -> list[Partition]:
         try:
             found = self._client.list_topics(topic, timeout=timeout_s).topics[topic]
         except KafkaException as error:
@@ -254,8 +255,7 @@ class KafkaSource:
         """Return where to go on: at ``offset``, or at the start of the log if that is higher."""
         if not 0 <= offset <= high:
             raise PositionLost(
-                f"{_name(partition)} ends at offset {high}, but the position is {offset}; was "
-                "the topic made anew? Start from a cut of the right cluster, or afresh"
+                f"{_name(partition)} ends at offset {high}, but the position is {offset}; {_ANEW}"
             )
         if offset < low:
             self._lost[partition] = self._lost.get(partition, 0) + low - offset
@@ -285,10 +285,8 @@ class KafkaSource:
 
     def _message(self, message: KafkaMessage) -> Message:
         partition = self._partitions[message.topic(), message.partition()]  # type: ignore[index]
-        offset = message.offset()
-        _, append_time_ms = message.timestamp()
-        value = message.value()
-        return Message(partition, offset, value, append_time_ms)  # type: ignore[arg-type]
+        offset: int = message.offset()  # type: ignore[assignment]
+        return Message(partition, offset, message.value(), message.timestamp()[1])
 
     def _relist(self) -> None:
         """Find new partitions, and whether the cluster answers."""

@@ -9,7 +9,7 @@ import pytest
 
 from consumers import Message, Partition
 from consumers._avro_schema import AvroSchema
-from consumers.avro import AvroDecoder, read_schema
+from consumers.avro import AvroDecoder, read_schema, warm_up
 from consumers.config import Avro, Feature, Sample, TimeField
 from consumers.config import Label as LabelConfig
 from consumers.errors import DecodeError, SpecError
@@ -70,6 +70,7 @@ def test_a_string_that_is_no_utf8() -> None:
 
 
 def test_no_messages() -> None:
+    warm_up()
     decoded = decoder().decode([])
     assert decoded.columns.size == 0
     assert decoded.bad == ()
