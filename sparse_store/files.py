@@ -13,7 +13,8 @@ holds, for table number i, named `name`:
 All but tombs are sorted by key as unsigned numbers, and a key stands in at most one of the first
 three; at each key the last folder of a chain that has it decides. A file without rows is left out.
 The number of the format stands in `store.json` and in the metadata of every Arrow schema, under
-`sparse_store`.
+`sparse_store`. Torn files, foreign columns, wrong order and counts are found when read; a bit that
+flipped inside a number is not: whoever keeps the folders keeps checksums of their files.
 """
 
 import os

@@ -124,7 +124,7 @@ class Run:
             try:
                 file = self._stack.enter_context(pa.memory_map(str(self._path)))
                 reader = self._stack.enter_context(pa.ipc.open_file(file))
-            except (OSError, pa.ArrowInvalid) as error:
+            except (OSError, pa.ArrowException) as error:
                 self._stack.close()
                 raise StoreCorrupt(f"{self._path}: {error}") from error
             if not reader.schema.equals(self._schema, check_metadata=True):
@@ -181,7 +181,7 @@ class Run:
             try:
                 batch = reader.get_batch(number)
                 batch.validate()
-            except (OSError, pa.ArrowInvalid) as error:
+            except (OSError, pa.ArrowException) as error:
                 raise StoreCorrupt(f"{self._path}: batch {number}: {error}") from error
             length += batch.num_rows
             if batch.num_rows == 0 or length > self._length:

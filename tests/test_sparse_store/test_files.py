@@ -370,6 +370,27 @@ def test_a_torn_file_is_refused_wherever_it_is_torn(
     SparseStore.load([folder])
 
 
+def test_flipped_bits_are_refused_or_read_and_never_anything_else(
+    tmp_path: Path, store: SparseStore
+) -> None:
+    """Checksums are the cut's; but no damage may end in an error that names no file."""
+    [folder] = chain_of(tmp_path, store, [40])
+    path = folder / "000-item.candidates.arrow"
+    whole = path.read_bytes()
+    refused = 0
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[random.integers(len(whole))] ^= 1 << int(random.integers(8))
+        path.write_bytes(damaged)
+        try:
+            SparseStore.load([folder])
+        except StoreCorrupt as error:
+            refused += 1
+            assert path.name in str(error) or "stands in two files" in str(error)  # noqa: PT017
+    assert refused > 50
+
+
 def test_another_table_s_file_is_refused(tmp_path: Path, store: SparseStore) -> None:
     [folder] = chain_of(tmp_path, store, [20])
     shutil.copy(folder / "001-bias.rows.arrow", folder / "000-item.rows.arrow")
