@@ -158,7 +158,7 @@ class Publisher:
 
     def may_begin(self) -> bool:
         """Tell whether a delta may be begun: the sink furthest ahead is nearly done."""
-        return not self.shippers or min(s.behind for s in self.shippers) < GATE_ENTRIES
+        return not self.shippers or min(s.to_go for s in self.shippers) < GATE_ENTRIES
 
     def prune(self, oldest_cut: int) -> int:
         """C6: drop log entries that neither a kept cut nor a sink needs, and return how many.

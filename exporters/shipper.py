@@ -158,6 +158,18 @@ class Shipper:
         return sum(head is None or e.version > head.version for e in self._log.entries())
 
     @property
+    def to_go(self) -> int:
+        """Log entries that the gate counts: those above the head, or above a snapshot on its way.
+
+        A sink that waits for a snapshot has none: closing the gate for it would keep back the
+        very delta that the snapshot is to be made with.
+        """
+        job = self._job
+        if job is not None and job.since is None:
+            return sum(e.version > job.head.version for e in self._log.entries())
+        return 0 if self._needs_snapshot or self._marked else self.behind
+
+    @property
     def holds(self) -> int | None:
         """Version from which on the log must keep its entries for this sink.
 

@@ -68,7 +68,14 @@ class Snapshot:
 
 
 class SnapshotSource(Protocol):
-    """Makes snapshots, away from the training thread."""
+    """Makes snapshots, away from the training thread.
+
+    A snapshot has to be *exactly* its version: rows that were learned but not yet published must
+    not be in it. If the trainer went back to an older cut, no log entry would name their keys and
+    nothing would ever repair them. So a cut will do only with at least one log entry after
+    `cut.version`, the first of which was frozen at the cut's step or later (that entry holds all
+    that the cut had not published); else wait for the next delta.
+    """
 
     def snapshot(self, at_least: int) -> Snapshot | None:
         """Return the model at the version of the newest log entry, which is >= `at_least`.
@@ -150,7 +157,13 @@ class Sink(Protocol):
         """Drop payloads beyond the sink's bound, and what was never published."""
 
     def drop_old_epochs(self, keep: int, *, generation: int) -> None:
-        """Drop rows of all epochs but `keep`, in slices, while the fence is ours."""
+        """Drop rows of all epochs but `keep`, in slices, while the fence is ours.
+
+        Raises
+        ------
+        SinkLostTime
+            `keep` is not the head's epoch (0: no head); also as `put`.
+        """
 
     def close(self) -> None:
         """Let go of connections. The sink may be used again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -31,13 +31,19 @@ from exporters.wire import Chunk, decode_chunks
 
 
 class Note(NamedTuple):
-    """How far a version's rows have come."""
+    """How far a version's rows have come.
+
+    `done` is the largest version that was sealed: in this epoch (pending), ever (filling). `reach`
+    is the largest version begun in this epoch, and its generation: a fail-over may take back a
+    head, so that a version is shipped again below one that was begun.
+    """
 
     epoch: int
     version: int
     generation: int
     chunks: int
-    sealed: bool
+    done: int
+    reach: Half
 
 
 @dataclass
@@ -54,6 +60,19 @@ class State:
     stream: list[Published] = field(default_factory=list)
 
 
+def judge(head: Head, pending: Note | None, filling: Note | None) -> Head:
+    """Say of a head what the notes tell: whole or not, and what is half written above it."""
+    half = None
+    whole = filling is not None and filling.done == head.epoch
+    if pending is not None and pending.epoch == head.epoch:
+        whole = whole and pending.done >= head.version
+        if pending.reach.version > head.version:
+            half = pending.reach
+    else:
+        whole = whole and head.version == head.epoch
+    return replace(head, whole=whole, half=half)
+
+
 class MemoryServer:
     """The place that sinks write to.
 
@@ -67,7 +86,7 @@ class MemoryServer:
         self.full = False
         self.fail_in: int | None = None
         self.fail_after_applying = False
-        self.writes = 0
+        self.before_write: Callable[[str], None] = lambda what: None
 
     def save(self) -> State:
         """Return a copy of all that is held, to go back to."""
@@ -138,30 +157,16 @@ class MemorySink:
 
     def read_head(self) -> Head | None:
         self._reach()
+        return self.show_head()
+
+    def show_head(self) -> Head | None:
+        """Return the head, even of a server that is down."""
         state = self.server.state
         head = state.head
         if head is None:
             return None
         pending, filling = state.notes.get("pending"), state.notes.get("filling")
-        half = None
-        if pending is not None and (pending.epoch, head.version) < (head.epoch, pending.version):
-            half = Half(pending.version, pending.generation)
-        if pending is None or pending.epoch != head.epoch:
-            half = None
-        if head.version == head.epoch:
-            whole = filling is not None and (
-                filling.epoch > head.epoch or (filling.epoch == head.epoch and filling.sealed)
-            )
-        else:
-            whole = (
-                pending is not None
-                and pending.epoch == head.epoch
-                and (
-                    pending.version > head.version
-                    or (pending.version == head.version and pending.sealed)
-                )
-            )
-        return replace(head, whole=whole, half=half)
+        return judge(head, pending, filling)
 
     def put(self, chunk: Chunk, *, generation: int, epoch: int, version: int) -> None:
         with _Write(self, generation):
@@ -198,7 +203,7 @@ class MemorySink:
             with _Write(self, generation):
                 self._note(head.epoch, head.version, generation, sealed=True)
         try:
-            with _Write(self, generation):
+            with _Write(self, generation, "flip"):
                 return self._flip(head, since, expect, chunks)
         except SinkUnavailable as error:
             raise OutcomeUnknown(str(error)) from error
@@ -270,6 +275,9 @@ class MemorySink:
 
     def drop_old_epochs(self, keep: int, *, generation: int) -> None:
         with _Write(self, generation):
+            head = self.server.state.head
+            if keep != (head.epoch if head is not None else 0):
+                raise SinkLostTime(f"epoch {keep} is not the head's")
             rows = self.server.state.rows
             self.server.state.rows = {keep: rows[keep]} if keep in rows else {}
 
@@ -287,12 +295,16 @@ class MemorySink:
             if notes.get(name) not in (self._last.get(name), self._maybe.get(name)):
                 raise SinkLostTime(f"sink {self._name!r}: note {name} is {notes.get(name)}")
         last = self._last.get(which)
-        chunks = 0
-        if last is not None and last[:3] == (epoch, version, generation):
-            chunks = last.chunks
-            if sealed and last.sealed:
-                return
-        note = Note(epoch, version, generation, chunks + 1, sealed)
+        chunks, done, reach = 1, 0, Half(version, generation)
+        if last is not None:
+            if last[:3] == (epoch, version, generation):
+                chunks = last.chunks + 1
+            if last.epoch == epoch:
+                reach = max(reach, last.reach)
+            if last.epoch == epoch or which == "filling":
+                done = last.done
+        done = version if sealed else min(done, version - 1)
+        note = Note(epoch, version, generation, chunks, done, reach)
         self._maybe[which] = note
         notes[which] = note
         if self._will_answer():
@@ -305,19 +317,20 @@ class MemorySink:
 class _Write:
     """One atomic write: all of the state changes, or none of it does."""
 
-    def __init__(self, sink: MemorySink, generation: int | None) -> None:
+    def __init__(self, sink: MemorySink, generation: int | None, what: str = "write") -> None:
         self._sink = sink
+        self._what = what
         self._generation = generation
         self._before: State | None = None
 
     def __enter__(self) -> None:
         sink, server = self._sink, self._sink.server
         sink._reach()
+        server.before_write(self._what)
         if self._generation is not None and server.state.fence != self._generation:
             raise FenceLost(sink.name, server.state.fence)
         if server.full:
             raise SinkRefused(f"sink {sink.name!r}: OOM command not allowed")
-        server.writes += 1
         if server.fail_in == 0 and not server.fail_after_applying:
             server.fail_in = None
             raise SinkUnavailable(f"sink {sink.name!r}: connection reset")

@@ -27,11 +27,13 @@ from exporters import (
     pick,
     plan,
 )
-from tests.doubles.memory_log import MemoryLog
+from tests.doubles.memory_log import MemoryLog, Shelf
 from tests.doubles.memory_sink import MemoryServer, MemorySink
 
 DIM = 2
 DIMS = {"a": DIM, "b": 1}
+KEYS = 14
+CHUNK_BYTES = 110
 
 
 class Crash(Exception):
@@ -43,8 +45,15 @@ class Disk:
     """What a trainer leaves behind."""
 
     cuts: list[dict[str, Any]] = field(default_factory=list)
-    log: MemoryLog = field(default_factory=MemoryLog)
+    shelf: Shelf = field(default_factory=dict)
     generation: int = 0
+    max_bytes: int = 1 << 30
+    versions: dict[str, dict[str, dict[int, bytes]]] = field(default_factory=dict)
+    """By checksum the rows that a version stands for, to check sinks by."""
+
+    def lose(self) -> None:
+        """Lose the volume; the next start is a `--fresh` one."""
+        self.cuts, self.shelf, self.generation = [], {}, 0
 
 
 def row(table: str, value: tuple[int, int]) -> np.ndarray:
@@ -55,11 +64,11 @@ def row(table: str, value: tuple[int, int]) -> np.ndarray:
 class Source:
     """Snapshots from the newest cut and the log's tail."""
 
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
+    def __init__(self, disk: Disk, log: MemoryLog) -> None:
+        self.disk, self.log = disk, log
 
     def snapshot(self, at_least: int) -> Snapshot | None:
-        newest = self.disk.log.newest()
+        newest = self.log.newest()
         if newest is None or newest.version < at_least or not self.disk.cuts:
             return None
         cut = max(self.disk.cuts, key=lambda c: (c["generation"], c["step"]))
@@ -67,12 +76,18 @@ class Source:
         for (table, key), value in cut["store"].items():
             tables[table][key] = row(table, value)
         dense = np.array([cut["dense"]], np.float32)
-        version, entries = cut["version"], self.disk.log.entries()
+        version, entries = cut["version"], self.log.entries()
+        first = pick(entries, version)
+        if first is None or first.step < cut["step"]:
+            return None
         while version < newest.version:
             entry = pick(entries, version)
             if entry is None:
                 return None
-            delta = self.disk.log.read(entry.version)
+            try:
+                delta = self.log.read(entry.version)
+            except KeyError:
+                return None
             apply(tables, delta)
             if delta.dense is not None:
                 dense = delta.dense
@@ -130,17 +145,18 @@ class Trainer:
         else:
             self.__dict__.update(copy.deepcopy({k: cut[k] for k in cut if k != "generation"}))
         self.acked: tuple[int, int] | None = None
+        log = MemoryLog(disk.shelf, chunk_bytes=CHUNK_BYTES, max_bytes=disk.max_bytes)
         heads = self._take_fences(sinks, cut)
         if cut is None:
             self.cut(prune=False)
         maybe(0.05)
-        repair = plan(disk.log.entries(), heads, self.version)
+        repair = plan(log.entries(), heads, self.version)
         self.publisher = Publisher(
-            disk.log,
+            log,
             sinks,
             generation=self.generation,
             floor=self.version,
-            snapshots=Source(disk),
+            snapshots=Source(disk, log),
             snapshot_sinks=repair.snapshot_sinks,
             on_step=on_step,
             now=now,
@@ -149,7 +165,7 @@ class Trainer:
             if head is not None:
                 self.publisher.note_head(head.version)
         if repair.needed:
-            for table, keys in keys_above(disk.log, repair.m).items():
+            for table, keys in keys_above(log, repair.m).items():
                 for key in keys.tolist():
                     self.changed[table, key] = self.step
             self.cursor = min(self.cursor, self.step - 1)
@@ -190,7 +206,7 @@ class Trainer:
     def train(self, rng: random.Random) -> None:
         """Change a row or remove one."""
         self.step += 1
-        key = (rng.choice(["a", "a", "b"]), rng.randrange(5))
+        key = (rng.choice(["a", "a", "b"]), rng.randrange(KEYS))
         if rng.random() < 0.3:
             if self.store.pop(key, None) is not None:
                 self.changed[key] = self.step
@@ -225,7 +241,14 @@ class Trainer:
             rows={name: sum(k[0] == name for k in self.store) for name in DIMS},
         )
         self.maybe(0.03)
-        written = self.publisher.append(draft, since)
+        log = self.publisher.log
+        before = log.newest()
+        try:
+            written = self.publisher.append(draft, since)
+        finally:
+            if (entry := log.newest()) is not None and entry is not before:
+                rows = {name: self.wanted(name) for name in DIMS}
+                assert self.disk.versions.setdefault(entry.checksum, rows) == rows
         self.maybe(0.03)
         self.acked = (upto, written.version)
 
@@ -255,12 +278,17 @@ class Trainer:
         }
 
 
-def ship(publisher: Publisher) -> None:
+def ship(publisher: Publisher, check: Callable[[MemorySink], None]) -> None:
     """Let each sink do one piece; a snapshot that is held is released."""
     for shipper in publisher.shippers:
         if shipper.status.held:
             shipper.accept_small()
-        shipper.tick()
+        before = shipper.head
+        try:
+            shipper.tick()
+        finally:
+            if shipper.head != before and isinstance(shipper.sink, MemorySink):
+                check(shipper.sink)
 
 
 def sinks_of(servers: list[MemoryServer]) -> list[MemorySink]:
