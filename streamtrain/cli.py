@@ -93,8 +93,9 @@ def run(
     """
     config = _loaded(path, overrides)
     from streamtrain import assembly
-    from streamtrain.daemon import Daemon, Parts, stopping_on_signals
+    from streamtrain.daemon import Daemon, stopping_on_signals
     from streamtrain.faults import hook
+    from streamtrain.timeline import Parts
 
     on_step = hook()
     parts = Parts(

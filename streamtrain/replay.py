@@ -8,9 +8,10 @@ from pathlib import Path
 from streamtrain import assembly
 from streamtrain.config import Config, signature
 from streamtrain.cut import Checkpoints, Moment
-from streamtrain.daemon import Daemon, Parts
+from streamtrain.daemon import Daemon
 from streamtrain.errors import StartRefused
 from streamtrain.report import Report, report_of
+from streamtrain.timeline import Parts
 from streamtrain.trainer import Stepped, Trainer
 
 _log = logging.getLogger(__name__)

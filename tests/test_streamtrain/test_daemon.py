@@ -15,10 +15,11 @@ from sparse_store.store import SparseStore
 from streamtrain import assembly
 from streamtrain.config import Config
 from streamtrain.cut import Checkpoints
-from streamtrain.daemon import Daemon, Parts
+from streamtrain.daemon import Daemon
 from streamtrain.errors import ConfigError, EmptyStartRefused, LockHeld, NonFinite
 from streamtrain.replay import replay
 from streamtrain.report import Report
+from streamtrain.timeline import Parts
 from tests.doubles.memory_sink import MemoryServer, MemorySink
 from tests.small import SCHEMA, config_in, encode, records, values, write_container
 
@@ -58,7 +59,10 @@ def _same_stores(one: SparseStore, other: SparseStore) -> None:
         for field, a, b in zip(
             one.dump(table)._fields, one.dump(table), other.dump(table), strict=True
         ):
-            np.testing.assert_array_equal(a, b, err_msg=f"{table}.{field}")
+            # When a row was last shown to readers is no part of what was learned: a restart from a
+            # cut that was frozen before its boundary's delta came to the log shows rows again.
+            if not field.endswith("changed_at"):
+                np.testing.assert_array_equal(a, b, err_msg=f"{table}.{field}")
 
 
 def test_what_is_learned_is_served(tmp_path: Path) -> None:
