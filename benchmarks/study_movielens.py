@@ -52,8 +52,11 @@ checkpoint: {{dir: cuts-{name}, every: 1h}}
 telemetry: {{listen: null}}
 """
 
-ROWS = "  {name}: {{dim: 16, init: {{normal: 0.1}}, optimizer: {{adagrad: {{rate: {rate}}}}}}}"
-BIAS = "  {name}: {{dim: 1, init: zeros, optimizer: {{adagrad: {{rate: {rate}}}}}}}"
+# The loss is a mean over the batch, so gradients shrink with it; the accumulators' first value is
+# chosen in proportion, or it would drown them.
+ADAGRAD = "optimizer: {{adagrad: {{rate: {rate}, initial: {initial}}}}}"
+ROWS = "  {name}: {{dim: 16, init: {{normal: 0.1}}, " + ADAGRAD + "}}"
+BIAS = "  {name}: {{dim: 1, init: zeros, " + ADAGRAD + "}}"
 
 
 def ratings(folder: Path) -> list[dict[str, Any]]:
@@ -88,9 +91,11 @@ def produce(samples: list[dict[str, Any]], brokers: str) -> None:
 def config_of(build: str, *, brokers: str, batch: int, rate: float, bias_rate: float) -> str:
     """Return the configuration of one model."""
     linear = build == "logistic_regression"
-    tables = [BIAS.format(name=f"{n}_bias", rate=bias_rate) for n in ("user", "item")]
+    initial = f"{0.1 / batch**2:.6f}"
+    names = ("user", "item")
+    tables = [BIAS.format(name=f"{n}_bias", rate=bias_rate, initial=initial) for n in names]
     if not linear:
-        tables += [ROWS.format(name=n, rate=rate) for n in ("user", "item")]
+        tables += [ROWS.format(name=n, rate=rate, initial=initial) for n in names]
     return CONFIG.format(
         name=build,
         build=build,
@@ -105,9 +110,9 @@ def config_of(build: str, *, brokers: str, batch: int, rate: float, bias_rate: f
 def main() -> None:
     """Run the three models and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--bias-rate", type=float, default=0.05)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=0.2)
+    parser.add_argument("--bias-rate", type=float, default=0.4)
     parser.add_argument("--samples", type=int, default=100_000)
     options = parser.parse_args()
     found = []

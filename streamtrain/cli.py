@@ -207,10 +207,16 @@ def _leaf_exit(error: Exception) -> int | None:
     return None
 
 
-def main() -> None:
-    """Run the command line and end with the exit code of what went wrong."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line, and end with the exit code of what went wrong.
+
+    Parameters
+    ----------
+    words : sequence of str or None
+        What follows the program's name; None takes it from the process.
+    """
     try:
-        cli(standalone_mode=False)
+        cli(words, standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:

@@ -2,9 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from consumers.source import Source
 from streamtrain import assembly
 from streamtrain.config import Config, signature
 from streamtrain.cut import Checkpoints, Moment
@@ -62,41 +64,59 @@ def replay(
             environment=assembly.environment(config),
         )
         return Daemon(config, parts, until_samples=until_samples).run()
-    checkpoints = None
-    if save is not None:
-        checkpoints = Checkpoints(Path(save), keep=1)
-        checkpoints.lock()
-        if checkpoints.strangers():
-            raise StartRefused(f"--save: {save} is not empty; name a new directory")
     stop = stop or threading.Event()
-    trainer = assembly.trainer(config, None)
-    trainer.position = dict(source.open(None))
-    try:
-        while not stop.is_set():
-            size = config.batch.size
-            if until_samples is not None:
-                size = min(size, until_samples - trainer.learned)
-                if size <= 0:
-                    break
-            batch = source.batch(size, None, stop.is_set)
-            if batch is not None:
-                stepped = trainer.step(batch)
-                for bad in batch.bad:
-                    _log.warning(
-                        "%s record %d: %s (%s)", bad.topic, bad.offset, bad.reason, bad.detail
-                    )
-                if watch is not None:
-                    watch(trainer, stepped)
-            elif source.exhausted:
-                break
+    with _reserved(save) as checkpoints:
+        trainer = assembly.trainer(config, None)
+        try:
+            trainer.position = dict(source.open(None))
+            _learn(config, trainer, source, until_samples, watch, stop)
+        finally:
+            source.close()
         trainer.check_conservation()
         if checkpoints is not None:
             _save(config, trainer, checkpoints)
         return report_of(trainer, version=0)
+
+
+@contextmanager
+def _reserved(save: str | Path | None) -> Iterator[Checkpoints | None]:
+    """Hold the directory to save into; an empty one, and nobody else's."""
+    if save is None:
+        yield None
+        return
+    checkpoints = Checkpoints(Path(save), keep=1)
+    if checkpoints.strangers():
+        raise StartRefused(f"--save: {save} is not empty; name a new directory")
+    checkpoints.lock()
+    try:
+        yield checkpoints
     finally:
-        source.close()
-        if checkpoints is not None:
-            checkpoints.unlock()
+        checkpoints.unlock()
+
+
+def _learn(
+    config: Config,
+    trainer: Trainer,
+    source: Source,
+    until_samples: int | None,
+    watch: Callable[[Trainer, Stepped], None] | None,
+    stop: threading.Event,
+) -> None:
+    while not stop.is_set():
+        size = config.batch.size
+        if until_samples is not None:
+            size = min(size, until_samples - trainer.learned)
+            if size <= 0:
+                return
+        batch = source.batch(size, None, stop.is_set)
+        if batch is not None:
+            stepped = trainer.step(batch)
+            for bad in batch.bad:
+                _log.warning("%s record %d: %s (%s)", bad.topic, bad.offset, bad.reason, bad.detail)
+            if watch is not None:
+                watch(trainer, stepped)
+        elif source.exhausted:
+            return
 
 
 def _save(config: Config, trainer: Trainer, checkpoints: Checkpoints) -> None:
