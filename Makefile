@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install services check fix test
+.PHONY: help install services check fix test study-movielens
 
 help: ## Show these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -34,3 +34,6 @@ fix: install ## Format, and apply ruff's safe fixes
 
 test: install services ## The whole suite, on a real Kafka and a real Redis (PYTEST_ARGS="-k word")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+study-movielens: install services ## MovieLens-100K in time order through a real Kafka: AUC of the zoo
+	$(BIN)/python -m benchmarks.study_movielens

@@ -136,7 +136,17 @@ def sinks(config: Config, environment: Mapping[str, str] = os.environ) -> list[S
         url = redis.resolve_url(environment)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    return [RedisSink(url, model=config.model.name, config=redis)]
+    return [
+        RedisSink(
+            url,
+            model=config.model.name,
+            expected_rows=redis.expected_rows,
+            groups=redis.groups,
+            keep_versions=redis.keep_versions,
+            stream_bytes=redis.stream_bytes,
+            allow_eviction=redis.allow_eviction,
+        )
+    ]
 
 
 def environment(config: Config) -> dict[str, Any]:
