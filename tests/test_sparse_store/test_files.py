@@ -83,6 +83,7 @@ def assert_equal(one: SparseStore, other: SparseStore) -> None:
             for found, wanted in zip(rows, other.peek(reader).tables[table], strict=True):
                 np.testing.assert_array_equal(found, wanted)
     for table in one.tables:
+        assert one._live[table].standing == other._live[table].standing
         for found, wanted in zip(one.dump(table), other.dump(table), strict=True):
             assert found.dtype == wanted.dtype
             np.testing.assert_array_equal(found, wanted)
