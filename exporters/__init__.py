@@ -28,8 +28,8 @@ from exporters.errors import (
 from exporters.log import Entry, Log, covers, keys_above, knows, pick
 from exporters.publisher import Publisher
 from exporters.repair import Repair, plan
-from exporters.shipper import Shipper, Status
-from exporters.sink import Feed, Published, Sink, Snapshot, SnapshotSource
+from exporters.shipper import Shipper
+from exporters.sink import Feed, Published, Sink, Snapshot, SnapshotSource, Status
 from exporters.version import Delta, DenseInfo, Half, Head, TableInfo, TableRows
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from exporters.shipper import OnStep, Shipper, Status, nothing
+from exporters.shipper import OnStep, Shipper, nothing
 from exporters.version import Delta, TableRows
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from exporters.log import Log
-    from exporters.sink import Sink, SnapshotSource
+    from exporters.sink import Sink, SnapshotSource, Status
 
 __all__ = ["GATE_ENTRIES", "Publisher"]
 

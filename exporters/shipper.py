@@ -20,8 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from exporters.errors import (
@@ -36,14 +35,16 @@ from exporters.errors import (
     SnapshotHeld,
     StaleGeneration,
 )
+from exporters.job import Job, delta_job, snapshot_job
 from exporters.log import Log, covers, knows, pick
-from exporters.version import Delta, DenseInfo, Head, TableInfo, TableRows
-from exporters.wire import Chunk, Kind, cut_chunks, cut_dense, cut_rows, encode_chunk
+from exporters.sink import Status
+from exporters.wire import Chunk, Kind, encode_chunk
 
 if TYPE_CHECKING:
-    from exporters.sink import Entry, Sink, Snapshot, SnapshotSource
+    from exporters.sink import Sink, Snapshot, SnapshotSource
+    from exporters.version import Head
 
-__all__ = ["OnStep", "Shipper", "Status", "nothing"]
+__all__ = ["OnStep", "Shipper", "nothing"]
 
 OnStep = Callable[[str], None]
 
@@ -54,31 +55,6 @@ _logger = logging.getLogger(__name__)
 
 def nothing(step: str) -> None:
     """Take note of no step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """How a sink stands. `reason` is empty while all is well."""
-
-    sink: str
-    connected: bool
-    fenced: bool
-    head: Head | None
-    needs_snapshot: bool
-    held: bool
-    behind: int
-    reason: str
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A version on its way: the head to be, and the pieces still to send."""
-
-    head: Head
-    since: int | None
-    chunks: Iterator[Chunk]
-    count: int
-    current: Chunk | None = None
 
 
 class Shipper:
@@ -139,7 +115,7 @@ class Shipper:
         self._fenced = False
         self._connected = False
         self._head: Head | None = None
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._reason = "not yet asked"
         self._held_until: float | None = None
         self._pace_until = 0.0
@@ -285,7 +261,7 @@ class Shipper:
         ):
             self._needs_snapshot = True
 
-    def _next_job(self) -> _Job | None:
+    def _next_job(self) -> Job | None:
         entries = self._log.entries()
         at = self._head.version if self._head is not None else 0
         if not entries or entries[-1].version <= at:
@@ -294,7 +270,7 @@ class Shipper:
             entry = pick(entries, at)
             if entry is not None and self._head is not None:
                 try:
-                    return self._delta_job(entry, self._log.read(entry.version), self._head)
+                    return delta_job(entry, self._log.read(entry.version), self._head, self.sink)
                 except (KeyError, LogCorrupt) as error:
                     _logger.warning("sink needs snapshot: sink=%s reason=%s", self.sink.name, error)
             self._needs_snapshot = True
@@ -303,69 +279,25 @@ class Shipper:
         snapshot = self._snapshots.snapshot(at + 1)
         return None if snapshot is None else self._snapshot_job(snapshot)
 
-    def _delta_job(self, entry: Entry, delta: Delta, before: Head) -> _Job:
-        tables = {}
-        for name, dim in delta.dims.items():
-            info = before.tables.get(name)
-            rows = delta.rows.get(name, info.rows if info is not None else 0)
-            buckets = self.sink.buckets(name, rows) if info is None else info.buckets
-            tables[name] = TableInfo(dim, buckets, rows)
-        dense = before.dense
-        if delta.dense is not None:
-            dense = DenseInfo(delta.version, len(delta.dense))
-        chunks = cut_chunks(delta)
-        head = self._head_of(entry, delta, before.epoch, tables, dense)
-        return _Job(head, entry.since, iter(chunks), len(chunks))
-
-    def _snapshot_job(self, snapshot: Snapshot) -> _Job | None:
+    def _snapshot_job(self, snapshot: Snapshot) -> Job | None:
         entry = next((e for e in self._log.entries() if e.version == snapshot.version), None)
         before = self._head
         if entry is None or (before is not None and snapshot.version <= before.version):
             return None
-        total = sum(snapshot.counts.get(name, 0) for name in snapshot.dims)
-        if before is not None and 2 * total < before.rows and not self._accept_small:
+        if before is not None and 2 * snapshot.total < before.rows and not self._accept_small:
             raise SnapshotHeld(
-                f"sink {self.sink.name!r}: the snapshot of version {snapshot.version} has {total}"
-                f" rows where {before.rows} are served, and is held. Restore the lost state, or"
-                " release the snapshot"
+                f"sink {self.sink.name!r}: the snapshot of version {snapshot.version} has"
+                f" {snapshot.total} rows where {before.rows} are served, and is held. Restore the"
+                " lost state, or release the snapshot"
             )
         self._held_until = None
         # Rows of an attempt that never came to its flip must not mix with this one.
         keep = before.epoch if before is not None else 0
         self.sink.drop_old_epochs(keep, generation=self._generation)
         self._drop_at = None
-        tables = {}
-        for name, dim in snapshot.dims.items():
-            rows = snapshot.counts.get(name, 0)
-            tables[name] = TableInfo(dim, self.sink.buckets(name, rows), rows)
-        dense = None
-        if snapshot.dense is not None:
-            dense = DenseInfo(snapshot.version, len(snapshot.dense))
-        head = self._head_of(entry, snapshot, snapshot.version, tables, dense)
-        return _Job(head, None, _cut_snapshot(snapshot), 0)
+        return snapshot_job(entry, snapshot, self.sink)
 
-    def _head_of(
-        self,
-        entry: Entry,
-        what: Delta | Snapshot,
-        epoch: int,
-        tables: dict[str, TableInfo],
-        dense: DenseInfo | None,
-    ) -> Head:
-        return Head(
-            version=entry.version,
-            generation=entry.generation,
-            epoch=epoch,
-            checksum=entry.checksum,
-            watermark=what.watermark,
-            step=what.step,
-            positions=what.positions,
-            tables=tables,
-            dense=dense,
-            groups=self.sink.groups,
-        )
-
-    def _step(self, job: _Job) -> None:
+    def _step(self, job: Job) -> None:
         if job.current is None:
             job.current = next(job.chunks, None)
         if job.current is None:
@@ -375,20 +307,20 @@ class Shipper:
         job.current = None
         self._on_step("D4")
 
-    def _send(self, job: _Job, chunk: Chunk) -> None:
-        version, generation = job.head.version, self._generation
+    def _send(self, job: Job, chunk: Chunk) -> None:
+        head, generation = job.head, self._generation
         if chunk.kind is Kind.ROWS:
-            self.sink.put(chunk, generation=generation, epoch=job.head.epoch, version=version)
+            self.sink.put(chunk, head, generation=generation)
             if self._max_rows_per_s is not None:
                 cost = (len(chunk.keys) + len(chunk.removed)) / self._max_rows_per_s
                 self._pace_until = max(self._pace_until, self._now()) + cost
         elif chunk.kind is Kind.DENSE:
-            self.sink.put_dense(chunk, generation=generation, version=version)
+            self.sink.put_dense(chunk, head, generation=generation)
         if job.since is not None:
-            data = encode_chunk(chunk, version=version, count=job.count)
-            self.sink.put_payload(chunk.index, data, generation=generation, version=version)
+            data = encode_chunk(chunk, version=head.version, count=job.count)
+            self.sink.put_payload(chunk.index, data, head, generation=generation)
 
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: Job) -> None:
         outcome = self.sink.commit(
             job.head,
             since=job.since,
@@ -447,13 +379,3 @@ class Shipper:
         self._trouble(reason, connected=True)
         self._fenced = False
         self._job = None
-
-
-def _cut_snapshot(snapshot: Snapshot) -> Iterator[Chunk]:
-    index = 0
-    for name, keys, values in snapshot.rows:
-        for chunk in cut_rows(name, TableRows(keys, values, keys[:0]), first=index):
-            index = chunk.index + 1
-            yield chunk
-    if snapshot.dense is not None:
-        yield from cut_dense(snapshot.dense, first=index)

@@ -32,7 +32,16 @@ if TYPE_CHECKING:
     from exporters.version import Delta, Head
     from exporters.wire import Chunk
 
-__all__ = ["Entry", "Feed", "Published", "Sink", "Snapshot", "SnapshotSource", "TableSlice"]
+__all__ = [
+    "Entry",
+    "Feed",
+    "Published",
+    "Sink",
+    "Snapshot",
+    "SnapshotSource",
+    "Status",
+    "TableSlice",
+]
 
 TableSlice = tuple[str, NDArray[np.uint64], NDArray[np.float32]]
 
@@ -65,6 +74,11 @@ class Snapshot:
     dims: Mapping[str, int]
     counts: Mapping[str, int]
     rows: Iterator[TableSlice]
+
+    @property
+    def total(self) -> int:
+        """Rows over all tables."""
+        return sum(self.counts.get(name, 0) for name in self.dims)
 
 
 class SnapshotSource(Protocol):
@@ -118,8 +132,8 @@ class Sink(Protocol):
     def read_head(self) -> Head | None:
         """Return the head, or None. `Head.whole` and `Head.half` say what the notes tell."""
 
-    def put(self, chunk: Chunk, *, generation: int, epoch: int, version: int) -> None:
-        """D4: write rows and removals of one chunk.
+    def put(self, chunk: Chunk, head: Head, *, generation: int) -> None:
+        """D4: write rows and removals of one chunk of the version that will have this `head`.
 
         Raises
         ------
@@ -127,11 +141,11 @@ class Sink(Protocol):
             Nothing was written, or (not reached) the same may be sent again.
         """
 
-    def put_payload(self, index: int, data: bytes, *, generation: int, version: int) -> None:
-        """D4: keep chunk `index` of the payload of `version`. Raises as `put`."""
+    def put_payload(self, index: int, data: bytes, head: Head, *, generation: int) -> None:
+        """D4: keep chunk `index` of the version's payload. Raises as `put`."""
 
-    def put_dense(self, chunk: Chunk, *, generation: int, version: int) -> None:
-        """D4: keep a piece of the dense weights of `version`. Raises as `put`."""
+    def put_dense(self, chunk: Chunk, head: Head, *, generation: int) -> None:
+        """D4: keep a piece of the version's dense weights. Raises as `put`."""
 
     def commit(
         self, head: Head, *, since: int | None, generation: int, expect: Head | None, chunks: int
@@ -182,6 +196,20 @@ class Published:
     generation: int
     checksum: str
     chunks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How a sink stands. `reason` is empty while all is well."""
+
+    sink: str
+    connected: bool
+    fenced: bool
+    head: Head | None
+    needs_snapshot: bool
+    held: bool
+    behind: int
+    reason: str
 
 
 class Feed(Protocol):

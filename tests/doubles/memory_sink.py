@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,25 +25,10 @@ from exporters.errors import (
     SinkRefused,
     SinkUnavailable,
 )
+from exporters.notes import Ledger, Notes, judge
 from exporters.sink import Published, TableSlice
-from exporters.version import Delta, Half, Head
+from exporters.version import Delta, Head
 from exporters.wire import Chunk, decode_chunks
-
-
-class Note(NamedTuple):
-    """How far a version's rows have come.
-
-    `done` is the largest version that was sealed: in this epoch (pending), ever (filling). `reach`
-    is the largest version begun in this epoch, and its generation: a fail-over may take back a
-    head, so that a version is shipped again below one that was begun.
-    """
-
-    epoch: int
-    version: int
-    generation: int
-    chunks: int
-    done: int
-    reach: Half
 
 
 @dataclass
@@ -54,23 +39,11 @@ class State:
     owner: str = ""
     head: Head | None = None
     rows: dict[int, dict[tuple[str, int], tuple[int, bytes]]] = field(default_factory=dict)
-    notes: dict[str, Note] = field(default_factory=dict)
+    notes: Notes = field(default_factory=lambda: Notes(None, None))
     payloads: dict[int, list[bytes]] = field(default_factory=dict)
     dense: dict[int, bytearray] = field(default_factory=dict)
     stream: list[Published] = field(default_factory=list)
-
-
-def judge(head: Head, pending: Note | None, filling: Note | None) -> Head:
-    """Say of a head what the notes tell: whole or not, and what is half written above it."""
-    half = None
-    whole = filling is not None and filling.done == head.epoch
-    if pending is not None and pending.epoch == head.epoch:
-        whole = whole and pending.done >= head.version
-        if pending.reach.version > head.version:
-            half = pending.reach
-    else:
-        whole = whole and head.version == head.epoch
-    return replace(head, whole=whole, half=half)
+    published: set[int] = field(default_factory=set)
 
 
 class MemoryServer:
@@ -123,8 +96,7 @@ class MemorySink:
         self._groups = groups
         self._keep_payloads = keep_payloads
         self._owner = secrets.token_hex(8)
-        self._last: dict[str, Note | None] = {}
-        self._maybe: dict[str, Note | None] = {}
+        self._ledger = Ledger(name)
 
     @property
     def name(self) -> str:
@@ -147,8 +119,7 @@ class MemorySink:
             if fence > generation or (fence == generation and state.owner != self._owner):
                 raise FenceTaken(self._name, fence)
             state.fence, state.owner = generation, self._owner
-        self._last = {which: state.notes.get(which) for which in ("pending", "filling")}
-        self._maybe = dict(self._last)
+        self._ledger.reset(self.server.state.notes)
         return self.read_head()
 
     def read_fence(self) -> int | None:
@@ -165,10 +136,10 @@ class MemorySink:
         head = state.head
         if head is None:
             return None
-        pending, filling = state.notes.get("pending"), state.notes.get("filling")
-        return judge(head, pending, filling)
+        return judge(head, [state.notes])
 
-    def put(self, chunk: Chunk, *, generation: int, epoch: int, version: int) -> None:
+    def put(self, chunk: Chunk, head: Head, *, generation: int) -> None:
+        epoch, version = head.epoch, head.version
         with _Write(self, generation):
             self._note(epoch, version, generation, sealed=False)
             rows = self.server.state.rows.setdefault(epoch, {})
@@ -177,7 +148,8 @@ class MemorySink:
             for key in chunk.removed.tolist():
                 rows.pop((chunk.table, key), None)
 
-    def put_payload(self, index: int, data: bytes, *, generation: int, version: int) -> None:
+    def put_payload(self, index: int, data: bytes, head: Head, *, generation: int) -> None:
+        version = head.version
         with _Write(self, generation):
             payload = self.server.state.payloads.setdefault(version, [])
             if index == 0:
@@ -186,7 +158,8 @@ class MemorySink:
                 raise SinkLostTime(f"payload of {version} has {len(payload)} chunks")
             payload[index:] = [data]
 
-    def put_dense(self, chunk: Chunk, *, generation: int, version: int) -> None:
+    def put_dense(self, chunk: Chunk, head: Head, *, generation: int) -> None:
+        version = head.version
         with _Write(self, generation):
             dense = self.server.state.dense.setdefault(version, bytearray())
             if chunk.offset == 0:
@@ -198,10 +171,8 @@ class MemorySink:
     def commit(
         self, head: Head, *, since: int | None, generation: int, expect: Head | None, chunks: int
     ) -> Literal["published", "already"]:
-        before = self.read_head()
-        if before is None or not _same(before, head):
-            with _Write(self, generation):
-                self._note(head.epoch, head.version, generation, sealed=True)
+        with _Write(self, generation):
+            self._note(head.epoch, head.version, generation, sealed=True)
         try:
             with _Write(self, generation, "flip"):
                 return self._flip(head, since, expect, chunks)
@@ -243,6 +214,7 @@ class MemorySink:
         if before is None:
             state.stream.clear()
         state.head = head
+        state.published.add(head.version)
         state.stream.append(
             Published(
                 version=head.version,
@@ -268,7 +240,7 @@ class MemorySink:
                 for version, payload in state.payloads.items()
                 if version in published or version > head.version
             }
-            kept = sorted(v for v in state.dense if v <= head.version)[-2:]
+            kept = sorted(v for v in state.dense if v in state.published)[-2:]
             state.dense = {
                 v: dense for v, dense in state.dense.items() if v in kept or v > head.version
             }
@@ -289,29 +261,14 @@ class MemorySink:
             raise SinkUnavailable(f"sink {self._name!r} is down")
 
     def _note(self, epoch: int, version: int, generation: int, *, sealed: bool) -> None:
-        which = "filling" if epoch == version else "pending"
-        notes = self.server.state.notes
-        for name in ("pending", "filling"):
-            if notes.get(name) not in (self._last.get(name), self._maybe.get(name)):
-                raise SinkLostTime(f"sink {self._name!r}: note {name} is {notes.get(name)}")
-        last = self._last.get(which)
-        chunks, done, reach = 1, 0, Half(version, generation)
-        if last is not None:
-            if last[:3] == (epoch, version, generation):
-                chunks = last.chunks + 1
-            if last.epoch == epoch:
-                reach = max(reach, last.reach)
-            if last.epoch == epoch or which == "filling":
-                done = last.done
-        done = version if sealed else min(done, version - 1)
-        note = Note(epoch, version, generation, chunks, done, reach)
-        self._maybe[which] = note
-        notes[which] = note
-        if self._will_answer():
-            self._last[which] = note
-
-    def _will_answer(self) -> bool:
-        return self.server.fail_in != 0
+        state = self.server.state
+        notes = self._ledger.next(
+            state.notes, epoch=epoch, version=version, generation=generation, seal=sealed
+        )
+        self._ledger.sent(notes)
+        state.notes = notes
+        if self.server.fail_in != 0:  # else the answer is about to be lost
+            self._ledger.acknowledged(notes)
 
 
 class _Write:

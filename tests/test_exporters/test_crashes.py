@@ -32,7 +32,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut versions into several pieces, so that a crash can come between them."""
     for name in ("cut_chunks", "cut_rows", "cut_dense"):
         cut = functools.partial(getattr(wire, name), max_bytes=CHUNK_BYTES)
-        monkeypatch.setattr(f"exporters.shipper.{name}", cut)
+        monkeypatch.setattr(f"exporters.job.{name}", cut)
 
 
 class Weather:

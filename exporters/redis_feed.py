@@ -1,0 +1,147 @@
+"""Reads a model out of Redis, for replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exporters import redis_layout
+from exporters.errors import Gap
+from exporters.notes import Note, Notes, judge
+from exporters.redis_session import Session
+from exporters.wire import CHUNK_BYTES, decode_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from exporters.sink import Published, TableSlice
+    from exporters.version import Delta, Head
+
+__all__ = ["RedisFeed"]
+
+BUCKETS_AT_ONCE = 256
+CHUNKS_AT_ONCE = 16
+DENSE_AT_ONCE = 1 << 22
+
+
+class RedisFeed:
+    """The reading side of a model in Redis.
+
+    Parameters
+    ----------
+    url
+        Where it is.
+    model
+        Name of the model.
+    timeout_s
+        Bound on connecting and on each answer.
+    """
+
+    def __init__(self, url: str, *, model: str, timeout_s: float = 5.0) -> None:
+        self._keys = redis_layout.Keys(model)
+        self._session = Session(url, name=model, timeout_s=timeout_s)
+        self._timeout_ms = int(timeout_s * 1000)
+
+    def read_head(self) -> Head | None:
+        """Return the head with what the notes tell of it, or None.
+
+        Raises
+        ------
+        Corrupt
+            It breaks the layout.
+        SinkUnavailable
+            Not reached.
+        """
+        fields = self._session.call("HGETALL", self._keys.head)
+        head = redis_layout.head_from(dict(zip(fields[::2], fields[1::2], strict=True)))
+        if head is None:
+            return None
+        names = [
+            self._keys.group(group, what) for group in range(head.groups) for what in Notes._fields
+        ]
+        found = self._session.many([("GET", name) for name in names])
+        notes = [None if raw is None else Note.decode(raw) for raw in found]
+        return judge(head, [Notes(*notes[at : at + 2]) for at in range(0, len(notes), 2)])
+
+    def read_rows(self, head: Head) -> Iterator[TableSlice]:
+        """Yield all rows of the head's epoch as they are at the time of reading.
+
+        Raises
+        ------
+        Corrupt
+            A bucket breaks the layout.
+        """
+        for name, info in sorted(head.tables.items()):
+            for at in range(0, info.buckets, BUCKETS_AT_ONCE):
+                buckets = range(at, min(at + BUCKETS_AT_ONCE, info.buckets))
+                names = [
+                    self._keys.bucket(bucket % head.groups, head.epoch, name, bucket)
+                    for bucket in buckets
+                ]
+                found = self._session.many([("HGETALL", bucket) for bucket in names])
+                fields = [field for bucket in found for field in bucket]
+                if fields:
+                    yield (name, *redis_layout.decode_bucket(fields, info.dim))
+
+    def read_dense(self, head: Head) -> NDArray[np.float32] | None:
+        """Return the head's dense weights, or None when they are gone or there are none."""
+        if head.dense is None:
+            return None
+        key, size = self._keys.dense(head.dense.version), 4 * head.dense.size
+        if self._session.call("STRLEN", key) != size:
+            return None
+        pieces = [
+            self._session.call("GETRANGE", key, at, min(at + DENSE_AT_ONCE, size) - 1)
+            for at in range(0, size, DENSE_AT_ONCE)
+        ]
+        data = b"".join(pieces)
+        return np.frombuffer(data, "<f4").astype(np.float32) if len(data) == size else None
+
+    def follow(self, after: int, *, wait_ms: int, limit: int) -> list[Published]:
+        """Return at most `limit` published versions above `after`, waiting for a first one.
+
+        Raises
+        ------
+        Corrupt
+            A stream entry breaks the layout.
+        """
+        wait = max(1, min(wait_ms, self._timeout_ms // 2))
+        answer = self._session.call(
+            *("XREAD", "COUNT", limit, "BLOCK", wait, "STREAMS", self._keys.log, f"{after}-0")
+        )
+        if not answer:
+            return []
+        return [redis_layout.published_from(entry, fields) for entry, fields in answer[0][1]]
+
+    def read_delta(self, published: Published) -> Delta:
+        """Return the delta of a published version.
+
+        Raises
+        ------
+        Gap
+            Redis has trimmed the payload.
+        Corrupt
+            The payload isn't what the checksum says.
+        """
+        return decode_chunks(
+            self._chunks(published), checksum=published.checksum, max_bytes=CHUNK_BYTES
+        )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._session.close()
+
+    def _chunks(self, published: Published) -> Iterator[bytes]:
+        for at in range(0, published.chunks, CHUNKS_AT_ONCE):
+            names = [
+                self._keys.payload(published.version, index)
+                for index in range(at, min(at + CHUNKS_AT_ONCE, published.chunks))
+            ]
+            found: Sequence[bytes | None] = self._session.call("MGET", *names)
+            for data in found:
+                if data is None:
+                    raise Gap(f"the payload of version {published.version} is gone")
+                yield data
