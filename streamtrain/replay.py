@@ -69,7 +69,13 @@ def replay(
         trainer = assembly.trainer(config, None)
         try:
             trainer.position = dict(source.open(None))
-            _learn(config, trainer, source, until_samples, watch, stop)
+            for stepped in _steps(config, trainer, source, until_samples, stop):
+                if checkpoints is None:
+                    # Nobody will read what changed; without this, removals would be kept for ever.
+                    for reader in ("serving", "checkpoint"):
+                        trainer.store.ack(reader, trainer.store.step)
+                if watch is not None:
+                    watch(trainer, stepped)
         finally:
             source.close()
         trainer.check_conservation()
@@ -94,14 +100,14 @@ def _reserved(save: str | Path | None) -> Iterator[Checkpoints | None]:
         checkpoints.unlock()
 
 
-def _learn(
+def _steps(
     config: Config,
     trainer: Trainer,
     source: Source,
     until_samples: int | None,
-    watch: Callable[[Trainer, Stepped], None] | None,
     stop: threading.Event,
-) -> None:
+) -> Iterator[Stepped]:
+    """Learn batch after batch; yield at each boundary."""
     while not stop.is_set():
         size = config.batch.size
         if until_samples is not None:
@@ -110,11 +116,9 @@ def _learn(
                 return
         batch = source.batch(size, None, stop.is_set)
         if batch is not None:
-            stepped = trainer.step(batch)
             for bad in batch.bad:
                 _log.warning("%s record %d: %s (%s)", bad.topic, bad.offset, bad.reason, bad.detail)
-            if watch is not None:
-                watch(trainer, stepped)
+            yield trainer.step(batch)
         elif source.exhausted:
             return
 
