@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from exporters import StaleGeneration, wire
-from tests.doubles.memory_sink import MemoryServer, MemorySink
+from exporters.replica import Replica
+from tests.doubles.memory_sink import MemoryFeed, MemoryServer, MemorySink
 from tests.test_exporters.trainer_model import (
     CHUNK_BYTES,
     DIMS,
@@ -82,6 +83,10 @@ class Run:
         self.trainer: Trainer | None = None
         self.zombies: list[Trainer] = []
         self.commits = 0
+        feed = MemoryFeed(self.servers[0])
+        feed.between = self.between
+        self.replica = Replica(feed, model="m", now=lambda: 0.0)
+        self.followed = 0
 
     def maybe(self, p: float) -> None:
         if not self.calm and self.rng.random() < p:
@@ -101,6 +106,26 @@ class Run:
             here = sink.server.table(table)
             if MemorySink(sink.server).show_head().half is None:
                 assert here == rows, (head.version, table)
+
+    def between(self) -> None:
+        """Go on shipping while the replica reads a copy."""
+        if self.trainer is not None:
+            for _ in range(self.rng.randint(0, 4)):
+                ship(self.trainer.publisher, self.check)
+
+    def follow(self, times: int) -> None:
+        """What a replica serves is, row by row, a version that was published."""
+        for _ in range(times):
+            self.replica.tick()
+            state = self.replica._state
+            if state is not None:
+                self.followed += 1
+                for table, rows in self.disk.versions[state.checksum].items():
+                    held = {
+                        key: state._tables[table]._rows[at].tobytes()
+                        for key, at in state._tables[table]._at.items()
+                    }
+                    assert held == rows, ("replica", state.version, table)
 
     def start(self) -> Trainer:
         return Trainer(
@@ -124,6 +149,7 @@ class Run:
                 trainer.delta()
             for _ in range(self.rng.randint(0, 12)):
                 ship(trainer.publisher, self.check)
+            self.follow(self.rng.randint(0, 3))
             for zombie in list(self.zombies):
                 try:
                     ship(zombie.publisher, self.check)
@@ -180,7 +206,10 @@ def test_sinks_equal_the_trainer_whatever_happened(seed: int) -> None:
     run = Run(seed)
     run.storm(rounds=40)
     trainer = run.settle()
+    run.follow(50)
     assert run.commits > 0
+    assert run.followed > 0
+    assert run.replica.reason == ""
     newest = trainer.publisher.log.newest()
     assert newest is not None
     for server in run.servers:
@@ -192,3 +221,6 @@ def test_sinks_equal_the_trainer_whatever_happened(seed: int) -> None:
         assert head.dense is not None
         dense = np.frombuffer(bytes(server.state.dense[head.dense.version]), np.float32)
         assert dense.tolist() == [trainer.dense]
+    assert run.replica.version == newest.version
+    assert run.replica.dense is not None
+    assert run.replica.dense.tolist() == [trainer.dense]
