@@ -153,6 +153,11 @@ class Replica:
             found = {table: state.lookup(table, some) for table, some in keys.items()}
             return Looked(state.version, found)
 
+    def rows(self, table: str) -> int:
+        """Return how many rows of a table are held. Raises as `lookup`."""
+        with self._changed:
+            return self._served().rows(table)
+
     def wait_for(self, version: int, timeout_s: float) -> int:
         """Wait until at least `version` is held, and return the version that is.
 
