@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -151,16 +152,8 @@ def sinks(config: Config, environment: Mapping[str, str] = os.environ) -> list[S
 
 def environment(config: Config) -> dict[str, Any]:
     """Return what a result's bits depend on beside config and samples; kept in every cut."""
-    import keras
-    import numba
-    import numpy as np
-    import tensorflow as tf
-
     return {
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "numpy": np.__version__,
-        "numba": numba.__version__,
+        **{name: version(name) for name in ("tensorflow", "keras", "numpy", "numba")},
         "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
         "cpu": _cpu_flags(),
         "threads": available() if config.threads == "auto" else config.threads,

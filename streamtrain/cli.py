@@ -146,7 +146,7 @@ def replay(
             "--save is for a replay without --publish, which writes its own cuts"
         )
     config = _loaded(path, overrides)
-    from streamtrain.replay import replay as replayed
+    from streamtrain.replaying import replay as replayed
 
     report = replayed(config, paths, until_samples=until_samples, publish=publish, save=save)
     _show(report, as_json=as_json)

@@ -17,7 +17,7 @@ from streamtrain.config import Config
 from streamtrain.cut import Checkpoints
 from streamtrain.daemon import Daemon
 from streamtrain.errors import ConfigError, EmptyStartRefused, LockHeld, NonFinite
-from streamtrain.replay import replay
+from streamtrain.replaying import replay
 from streamtrain.report import Report
 from streamtrain.timeline import Parts
 from tests.doubles.memory_sink import MemoryServer, MemorySink
