@@ -149,7 +149,8 @@ def judge(head: Head, groups: Iterable[Notes]) -> Head:
     It is *whole* when its epoch is the one completed last, and its version was completed in it
     unless the snapshot made it. It has a *half* above it when a larger version was begun.
     """
-    whole, half = True, head.half
+    whole = True
+    half: Half | None = None
     for pending, filling in groups:
         whole = whole and filling is not None and filling.done == head.epoch
         if pending is not None and pending.epoch == head.epoch:

@@ -10,6 +10,7 @@ from exporters import redis_layout
 from exporters.errors import Gap
 from exporters.notes import Note, Notes, judge
 from exporters.redis_session import Session
+from exporters.sink import Slice
 from exporters.wire import CHUNK_BYTES, decode_chunks
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from exporters.sink import Published, TableSlice
+    from exporters.sink import Published
     from exporters.version import Delta, Head
 
 __all__ = ["RedisFeed"]
@@ -66,7 +67,7 @@ class RedisFeed:
         notes = [None if raw is None else Note.decode(raw) for raw in found]
         return judge(head, [Notes(*notes[at : at + 2]) for at in range(0, len(notes), 2)])
 
-    def read_rows(self, head: Head) -> Iterator[TableSlice]:
+    def read_rows(self, head: Head) -> Iterator[Slice]:
         """Yield all rows of the head's epoch as they are at the time of reading.
 
         Raises
@@ -75,16 +76,23 @@ class RedisFeed:
             A bucket breaks the layout.
         """
         for name, info in sorted(head.tables.items()):
-            for at in range(0, info.buckets, BUCKETS_AT_ONCE):
-                buckets = range(at, min(at + BUCKETS_AT_ONCE, info.buckets))
-                names = [
-                    self._keys.bucket(bucket % head.groups, head.epoch, name, bucket)
-                    for bucket in buckets
-                ]
-                found = self._session.many([("HGETALL", bucket) for bucket in names])
-                fields = [field for bucket in found for field in bucket]
-                if fields:
-                    yield (name, *redis_layout.decode_bucket(fields, info.dim))
+            for group in range(head.groups):
+                buckets = range(group, info.buckets, head.groups)
+                for at in range(0, len(buckets), BUCKETS_AT_ONCE):
+                    names = [
+                        self._keys.bucket(group, head.epoch, name, bucket)
+                        for bucket in buckets[at : at + BUCKETS_AT_ONCE]
+                    ]
+                    notes, fields = self._read_buckets(group, names)
+                    keys, values = redis_layout.decode_bucket(fields, info.dim)
+                    yield Slice(name, keys, values, notes)
+
+    def _read_buckets(self, group: int, names: list[str]) -> tuple[Notes, list[bytes]]:
+        reads = [("GET", self._keys.group(group, what)) for what in Notes._fields]
+        reads += [("HGETALL", name) for name in names]
+        pending, filling, *found = self._session.many([("MULTI",), *reads, ("EXEC",)])[-1]
+        notes = Notes(*(None if raw is None else Note.decode(raw) for raw in (pending, filling)))
+        return notes, [field for bucket in found for field in bucket]
 
     def read_dense(self, head: Head) -> NDArray[np.float32] | None:
         """Return the head's dense weights, or None when they are gone or there are none."""

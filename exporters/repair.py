@@ -68,7 +68,9 @@ def plan(entries: Sequence[Entry], heads: Mapping[str, Head | None], cut_version
     snapshots = set()
     for name, head in heads.items():
         low = min(head.version, cut_version) if head is not None else 0
-        if head is not None and knows(entries, head) and covers(entries, low):
+        # An entry missing at the end of the log would go unnoticed by picking alone.
+        complete = low == cut_version or (bool(entries) and entries[-1].version >= cut_version)
+        if head is not None and knows(entries, head) and complete and covers(entries, low):
             lows.append(low)
         else:
             snapshots.add(name)

@@ -26,6 +26,7 @@ from exporters.errors import (
     SinkError,
     StaleGeneration,
 )
+from exporters.notes import judge
 from exporters.redis_feed import RedisFeed
 from exporters.replica_state import ReplicaState
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from exporters.sink import Feed, Published
+    from exporters.version import Head
 
 __all__ = ["Looked", "Replica"]
 
@@ -262,21 +264,27 @@ class Replica:
         if before is None:
             raise NotReady(f"model {self._model!r} has no head: nothing was published yet")
         state = ReplicaState(before)
-        for table, keys, values in self._feed.read_rows(before):
+        for table, keys, values, notes in self._feed.read_rows(before):
             state.fill(table, keys, values)
-            if self._stop.is_set():
-                raise NotReady("stopped")
+            self._heed(state, judge(before, [notes]))
         state.dense = self._feed.read_dense(before)
         state.dense_missing = before.dense is not None and state.dense is None
         after = self._feed.read_head()
-        # `whole` is asked for when all is read: had it been lost before, rows may be missing.
         if after is None or after.epoch != before.epoch or after.version < before.version:
             raise NotReady("the head changed while rows were read; read again")
-        if not after.whole:
-            raise NotReady("rows under the head are missing until its next snapshot")
-        halves = [head.half.version for head in (before, after) if head.half is not None]
-        state.target = max([after.version, *halves])
+        state.target = max(state.target, after.version)
+        self._heed(state, before)
+        self._heed(state, after)
         return state
+
+    def _heed(self, state: ReplicaState, head: Head) -> None:
+        """Take from what was seen while reading how far the copy must go before it serves."""
+        if self._stop.is_set():
+            raise NotReady("stopped")
+        if not head.whole:
+            raise NotReady("rows under the head are missing until its next snapshot")
+        if head.half is not None:
+            state.target = max(state.target, head.half.version)
 
     def _follow(self, state: ReplicaState | None) -> bool:
         if state is None:

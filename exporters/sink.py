@@ -21,7 +21,7 @@ Rules that every sink keeps, and that the contract tests check:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from exporters.notes import Notes
     from exporters.version import Delta, Head
     from exporters.wire import Chunk
 
@@ -37,6 +38,7 @@ __all__ = [
     "Feed",
     "Published",
     "Sink",
+    "Slice",
     "Snapshot",
     "SnapshotSource",
     "Status",
@@ -212,14 +214,27 @@ class Status:
     reason: str
 
 
+class Slice(NamedTuple):
+    """Rows as they were at one moment, and the notes at that same moment."""
+
+    table: str
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32]
+    notes: Notes
+
+
 class Feed(Protocol):
     """The reading side of a sink, as a replica uses it. Used by one thread at a time."""
 
     def read_head(self) -> Head | None:
         """Return the head, or None."""
 
-    def read_rows(self, head: Head) -> Iterator[TableSlice]:
-        """Yield all rows of the head's epoch as they are at the time of reading."""
+    def read_rows(self, head: Head) -> Iterator[Slice]:
+        """Yield all rows of the head's epoch as they are at the time of reading.
+
+        The notes are read together with each slice. Read apart, they would not tell of a sink that
+        was ahead while the slice was read and went back in time right after.
+        """
 
     def read_dense(self, head: Head) -> NDArray[np.float32] | None:
         """Return the head's dense weights, or None when they are gone or there are none."""

@@ -463,7 +463,7 @@ class SinkContract:
         assert head is not None
         rows = {
             (table, key): row.tolist()
-            for table, keys, values in feed.read_rows(head)
+            for table, keys, values, _ in feed.read_rows(head)
             for key, row in zip(keys.tolist(), values, strict=True)
         }
         assert rows == {("user", 1): [2.0, 2.0]}

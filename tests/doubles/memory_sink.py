@@ -26,7 +26,7 @@ from exporters.errors import (
     SinkUnavailable,
 )
 from exporters.notes import Ledger, Notes, judge
-from exporters.sink import Published, TableSlice
+from exporters.sink import Published, Slice
 from exporters.version import Delta, Head
 from exporters.wire import Chunk, decode_chunks
 
@@ -313,14 +313,18 @@ class MemoryFeed:
     def read_head(self) -> Head | None:
         return self._sink.read_head()
 
-    def read_rows(self, head: Head) -> Iterator[TableSlice]:
+    def read_rows(self, head: Head) -> Iterator[Slice]:
         for part in range(4):
             self.between()
             self._sink._reach()
             for (table, key), (_, row) in self.server.state.rows.get(head.epoch, {}).items():
                 if key % 4 == part:
                     values = np.frombuffer(row, np.float32)[np.newaxis, :]
-                    yield table, np.array([key], np.uint64), values
+                    keys = np.array([key], np.uint64)
+                    yield Slice(table, keys, values, self.server.state.notes)
+            for table, info in head.tables.items():
+                nothing = np.empty((0, info.dim), np.float32)
+                yield Slice(table, np.empty(0, np.uint64), nothing, self.server.state.notes)
 
     def read_dense(self, head: Head) -> NDArray[np.float32] | None:
         self._sink._reach()
