@@ -7,7 +7,7 @@ could ask for more memory or stack than there is.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +70,18 @@ class AvroSchema:
     """
 
     def __init__(self, schema: Schema, *, name: str = "schema") -> None:
-        self._named: dict[str, Any] = {}
+        self.named: dict[str, Any] = {}
         try:
-            self.parsed: Any = fastavro.parse_schema(_plain(schema), named_schemas=self._named)
+            self.parsed: Any = fastavro.parse_schema(_plain(schema), named_schemas=self.named)
         except Exception as error:  # fastavro raises its own, KeyError, TypeError and others
             raise SpecError(f"{name} is no valid Avro schema: {error}") from error
         if not isinstance(self.parsed, dict) or self.parsed.get("type") != "record":
             raise SpecError(f"{name} must be a record with fields")
-        compiler = _Compiler(self._named, name)
+        compiler = _Compiler(self.named, name)
         compiler.add(self.parsed)
         compiler.rows.append([kernels.OP_END, 0, 0])
         self.program = np.array(compiler.rows, np.int64)
-        self.fields = {
-            field["name"]: _field_type(field["type"], self._named)
-            for field in self.parsed["fields"]
-        }
+        self.fields = dict(_described(self.parsed, self.named, "", is_list=False))
 
     def same_as(self, other: "AvroSchema") -> bool:
         """Whether both read and name everything alike."""
@@ -198,6 +195,23 @@ def _plain(schema: Schema) -> Schema:
         )
         for key, value in schema.items()
     }
+
+
+def _described(
+    record: Schema, named: Mapping[str, Any], prefix: str, *, is_list: bool
+) -> Iterator[tuple[str, FieldType]]:
+    """Describe the fields of a record, and by dotted path those of records within."""
+    for field in record["fields"]:
+        name = prefix + field["name"]
+        found = _field_type(field["type"], named)
+        if is_list and found.is_list:
+            found = found._replace(kind="other")  # lists of lists have no place in a sample
+        yield name, found._replace(is_list=is_list or found.is_list)
+        inner, inside = _branches(field["type"], named), is_list
+        if len(inner) == 1 and inner[0]["type"] == "array" and not is_list:
+            inner, inside = _branches(inner[0]["items"], named), True
+        if len(inner) == 1 and inner[0]["type"] in ("record", "error"):
+            yield from _described(inner[0], named, f"{name}.", is_list=inside)
 
 
 def _field_type(schema: Schema, named: Mapping[str, Any]) -> FieldType:

@@ -24,7 +24,7 @@ Fingerprints = Callable[[Sequence[bytes]], NDArray[np.uint64]]
 # The end of year 9999: what lies beyond it, or before 1970, is no event time but garbage.
 LATEST_TIME_MS = 253_402_300_799_999
 
-_UNITS_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000)}
+UNITS_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000)}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -51,7 +51,7 @@ class TimeColumn:
 
     def __init__(self, field: str, unit: str) -> None:
         self._field = field
-        self._times, self._per_ms = _UNITS_PER_MS[unit]
+        self._times, self._per_ms = UNITS_PER_MS[unit]
 
     def of(self, record: Record) -> int | None:
         value = record[self._field]
@@ -190,7 +190,9 @@ class IdColumn:
     def _keys(self, flat: list[Any]) -> NDArray[np.uint64]:
         if not self._hashed:
             return np.array(flat, np.int64).view(np.uint64)
-        return self._fingerprints([v.encode() for v in flat] if self._is_string else flat)
+        # Avro gives the default of a bytes field as text, a character for each byte.
+        code = "utf-8" if self._is_string else "latin-1"
+        return self._fingerprints([v.encode(code) if isinstance(v, str) else v for v in flat])
 
 
 class BucketColumn:
@@ -254,6 +256,8 @@ class DenseColumn:
         values = [record[self._field] for record in records]
         rows = self._rows(values, faults)
         right = np.isfinite(rows)
+        if self._steps:
+            rows = np.where(right, rows, 0.0)
         for step in self._steps:
             if isinstance(step, Log1p):
                 rows = np.sign(rows) * np.log1p(np.abs(rows))

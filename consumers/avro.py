@@ -1,27 +1,40 @@
 """Avro in its binary form, bare: a message is one encoded record and nothing else.
 
+A batch of messages runs through an operation table (:mod:`consumers._avro_table`) into columns,
+with no Python object per field. What the table refuses goes the general way, record by record
+through fastavro: that way tells why a message is bad, and has the last word.
+
 fastavro alone accepts what the specification forbids: a negative enum or union index (taken as
 the last symbol or branch), numbers beyond 32 bits in an ``int``, any byte as a boolean, bytes
-behind the record. So each message is first walked over by a compiled check that costs about a
-microsecond, and fastavro sees only what is well formed. The check also bounds every count and
-length by the size of the message.
+behind the record. So on the general way each message is first walked over by a compiled check, and
+fastavro sees only what is well formed. Both ways bound every count and length by the size of the
+message.
 """
 
 import io
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import fastavro
 import numpy as np
+from numpy.typing import NDArray
 
 from consumers import _decode_kernels as kernels
 from consumers._avro_schema import AvroSchema, Schema, read_schema
+from consumers._avro_table import NotCovered, OperationTable, compile_table
+from consumers._raw_columns import RawLayout, Workspace
 from consumers.config import Avro
 from consumers.errors import DecodeError
 from consumers.features import Layout, Record, Spec
-from consumers.source import Bad, Decoded, Message
+from consumers.source import Bad, Columns, Decoded, Message
 
+logger = logging.getLogger(__name__)
+
+_VALUE_OF = attrgetter("value")
+_RECORD_OF = attrgetter("record")
 _STATUS = {
     kernels.TRUNCATED: "truncated",
     kernels.TRAILING: "trailing",
@@ -36,6 +49,8 @@ def warm_up() -> None:
 
 class AvroDecoder:
     """Decode messages of one schema into samples.
+
+    One thread at a time may use it, and what it made.
 
     Parameters
     ----------
@@ -53,6 +68,11 @@ class AvroDecoder:
     def __init__(self, schema: Schema, spec: Spec) -> None:
         self._schema = AvroSchema(schema)
         self.layout = Layout(self._schema.fields, spec, kernels.fingerprint64_many)
+        raw = RawLayout(self._schema.fields, spec)
+        self._samples = _Samples(
+            self.layout, raw, Workspace(raw.slots), tuple(p for p in raw.slots.by_field if "." in p)
+        )
+        self._own = WriterDecoder(self._schema, None, self._samples)
 
     @classmethod
     def from_config(cls, config: Avro, spec: Spec) -> "AvroDecoder":
@@ -61,46 +81,19 @@ class AvroDecoder:
 
     def decode(self, messages: Sequence[Message]) -> Decoded:
         """Decode each message for itself; what can't be decoded comes back as bad."""
-        faults: dict[int, tuple[str, str]] = {}
-        records: list[Record] = []
-        at: list[int] = []
-        for i, found in enumerate(self._records(messages)):
-            if isinstance(found, DecodeError):
-                faults[i] = (found.reason, found.detail)
-            else:
-                records.append(found)
-                at.append(i)
-        columns, record_faults = self.layout.columns(records)
-        faults.update({at[i]: fault for i, fault in record_faults.items()})
-        bad = tuple(
-            Bad(*messages[i].partition, messages[i].offset, *faults[i], messages[i].value)
-            for i in sorted(faults)
-        )
-        good = np.array([i for i in range(len(messages)) if i not in faults], np.int64)
-        return Decoded(columns, good, bad)
+        return self._own.decode(messages)
 
-    def written_by(self, schema: Schema, *, name: str) -> "BlockDecoder":
-        """Return a decoder of blocks that were written with another schema."""
+    def written_by(self, schema: Schema, *, name: str) -> "WriterDecoder":
+        """Return a decoder of what was written with another schema.
+
+        Raises
+        ------
+        SpecError
+            The schema is invalid.
+        """
         writer = AvroSchema(schema, name=name)
-        return BlockDecoder(writer, None if writer.same_as(self._schema) else self._schema)
-
-    def _records(self, messages: Sequence[Message]) -> Iterator[Record | DecodeError]:
-        values = [m.value or b"" for m in messages if m.record is None]
-        status, stops = kernels.check_records(self._schema.program, values)
-        checked = zip(status.tolist(), stops.tolist(), strict=True)
-        for message in messages:
-            if message.record is not None:
-                yield message.record
-                continue
-            outcome, stop = next(checked)
-            if message.value is None:
-                yield DecodeError("tombstone", "the message has no value")
-            elif not message.value:
-                yield DecodeError("empty", "the value has no bytes")
-            elif outcome != kernels.OK:
-                yield _malformed(outcome, stop, len(message.value))
-            else:
-                yield _read(message.value, self._schema.parsed, None)
+        reader = None if writer.same_as(self._schema) else self._schema
+        return WriterDecoder(writer, reader, self._samples)
 
 
 class EncodedRecord(NamedTuple):
@@ -110,15 +103,74 @@ class EncodedRecord(NamedTuple):
     record: Record | DecodeError
 
 
-class BlockDecoder:
-    """Decode blocks of records laid end to end, as Avro files hold them."""
+class _Samples(NamedTuple):
+    """The description of samples, compiled for either way, and memory to decode in.
 
-    def __init__(self, writer: AvroSchema, reader: AvroSchema | None) -> None:
+    ``paths`` lead to fields of records within the record.
+    """
+
+    layout: Layout
+    raw: RawLayout
+    workspace: Workspace
+    paths: tuple[str, ...]
+
+
+class WriterDecoder:
+    """Decode what was written with one schema; made by :class:`AvroDecoder`."""
+
+    def __init__(self, writer: AvroSchema, reader: AvroSchema | None, samples: _Samples) -> None:
         self._writer = writer
         self._reader = None if reader is None else reader.parsed
+        self._samples = samples
+        self._table: OperationTable | None = None
+        try:
+            self._table = compile_table(writer, reader, samples.raw.slots)
+        except NotCovered as reason:
+            logger.warning(
+                "decoding Avro record by record, some twenty times slower than by columns: %s",
+                reason,
+            )
+
+    def decode(self, messages: Sequence[Message]) -> Decoded:
+        """Decode each message for itself; what can't be decoded comes back as bad."""
+        records = list(map(_RECORD_OF, messages))
+        if self._table is None or records.count(None) != len(records):
+            return self.decode_plainly(messages)
+        columns, good = self._by_columns(list(map(_VALUE_OF, messages)))
+        if len(good) == len(messages):
+            return Decoded(columns, good, ())
+        is_good = np.zeros(len(messages), np.bool_)
+        is_good[good] = True
+        left = np.flatnonzero(~is_good)
+        rest = self.decode_plainly([messages[i] for i in left.tolist()])
+        if not len(rest.good):
+            return Decoded(columns, good, rest.bad)
+        both = np.concatenate([good, left[rest.good]])
+        order = np.argsort(both)
+        return Decoded(Columns.concat([columns, rest.columns]).take(order), both[order], rest.bad)
+
+    def decode_plainly(self, messages: Sequence[Message]) -> Decoded:
+        """Do what :meth:`decode` does record by record: slower, and the measure of it."""
+        faults: dict[int, tuple[str, str]] = {}
+        records: list[Record] = []
+        at: list[int] = []
+        for i, found in enumerate(self._records(messages)):
+            if isinstance(found, DecodeError):
+                faults[i] = (found.reason, found.detail)
+            else:
+                records.append(found)
+                at.append(i)
+        columns, record_faults = self._samples.layout.columns(records)
+        faults.update({at[i]: fault for i, fault in record_faults.items()})
+        bad = tuple(
+            Bad(*messages[i].partition, messages[i].offset, *faults[i], messages[i].value)
+            for i in sorted(faults)
+        )
+        good = np.array([i for i in range(len(messages)) if i not in faults], np.int64)
+        return Decoded(columns, good, bad)
 
     def records(self, block: bytes, count: int) -> list[EncodedRecord]:
-        """Return the ``count`` records that ``block`` consists of.
+        """Return the ``count`` records that ``block`` consists of, laid end to end.
 
         Raises
         ------
@@ -133,10 +185,57 @@ class BlockDecoder:
             raise DecodeError(fault.reason, f"record {found} of {count}: {fault.detail}")
         starts = [0, *ends.tolist()]
         values = [block[a:b] for a, b in itertools.pairwise(starts)]
-        return [
-            EncodedRecord(value, _read(value, self._writer.parsed, self._reader))
-            for value in values
-        ]
+        return [EncodedRecord(value, self._read(value)) for value in values]
+
+    def _by_columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
+        """Decode by the operation table; return which messages became samples, too."""
+        if self._table is None:
+            raise ValueError("there is no operation table; decode plainly")
+        workspace, layout = self._samples.workspace, self._samples.raw
+        size, raw = workspace.decode(self._table.operations, self._table.symbols, values)
+        columns, wrong = layout.columns(raw, size)
+        return columns, raw.rows[:size][~wrong]
+
+    def _records(self, messages: Sequence[Message]) -> Iterator[Record | DecodeError]:
+        values = [m.value or b"" for m in messages if m.record is None]
+        status, stops = kernels.check_records(self._writer.program, values)
+        checked = zip(status.tolist(), stops.tolist(), strict=True)
+        for message in messages:
+            if message.record is not None:
+                yield message.record
+                continue
+            outcome, stop = next(checked)
+            if message.value is None:
+                yield DecodeError("tombstone", "the message has no value")
+            elif not message.value:
+                yield DecodeError("empty", "the value has no bytes")
+            elif outcome != kernels.OK:
+                yield _malformed(outcome, stop, len(message.value))
+            else:
+                yield self._read(message.value)
+
+    def _read(self, value: bytes) -> Record | DecodeError:
+        """Decode one well-formed record, or say why its content can't be used."""
+        try:
+            record: dict[str, Any] = fastavro.schemaless_reader(  # type: ignore[assignment]
+                io.BytesIO(value), self._writer.parsed, self._reader
+            )
+        except UnicodeDecodeError as error:
+            return DecodeError("not_utf8", str(error))
+        except Exception as error:  # noqa: BLE001 - fastavro lets out whatever its code meets
+            return DecodeError("schema", f"{type(error).__name__}: {error}")
+        for path in self._samples.paths:
+            record[path] = _dig(record, path.split("."))
+        return record
+
+
+def _dig(value: Any, path: Sequence[str]) -> Any:
+    """Return what a path leads to: of an array, one for each item."""
+    if not path or value is None:
+        return value
+    if isinstance(value, list):
+        return [_dig(item, path) for item in value]
+    return _dig(value[path[0]], path[1:])
 
 
 def _malformed(status: int, stop: int, size: int) -> DecodeError:
@@ -147,16 +246,3 @@ def _malformed(status: int, stop: int, size: int) -> DecodeError:
         "range": "a number, length or index is out of its range",
     }[reason]
     return DecodeError(reason, f"{words}, at byte {stop} of {size}")
-
-
-def _read(value: bytes, writer: Schema, reader: Schema | None) -> Record | DecodeError:
-    """Decode one well-formed record, or say why its content can't be used."""
-    try:
-        record: Record = fastavro.schemaless_reader(  # type: ignore[assignment]
-            io.BytesIO(value), writer, reader
-        )
-    except UnicodeDecodeError as error:
-        return DecodeError("not_utf8", str(error))
-    except Exception as error:  # noqa: BLE001 - fastavro lets out whatever its code meets
-        return DecodeError("schema", f"{type(error).__name__}: {error}")
-    return record

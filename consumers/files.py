@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from consumers.avro import BlockDecoder
+from consumers.avro import WriterDecoder
 from consumers.container import Container
 from consumers.errors import DecodeError, PositionLost, SourceCorrupt, SpecError
 from consumers.features import Layout
@@ -30,7 +30,7 @@ class FileDecoder(Decoder, Protocol):
         """The description of samples; it knows event times."""
         ...
 
-    def written_by(self, schema: object, *, name: str) -> BlockDecoder:
+    def written_by(self, schema: object, *, name: str) -> WriterDecoder:
         """Return a decoder of blocks that were written with another schema."""
         ...
 

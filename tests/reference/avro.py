@@ -81,6 +81,7 @@ class Reader:
     def items(self, schema: Any) -> list[Any]:
         found = []
         while count := self.long():
+            end = None
             if count < 0:
                 count = -count
                 if count == 2**63:
@@ -90,9 +91,12 @@ class Reader:
                     raise Refused("range")
                 if size > len(self.data) - self.at:
                     raise Refused("truncated")
+                end = self.at + size
             if count > len(self.data) - self.at:
                 raise Refused("truncated")
             found += [self.value(schema) for _ in range(count)]
+            if end not in (None, self.at):
+                raise Refused("range")
         return found
 
 
