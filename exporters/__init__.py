@@ -28,6 +28,7 @@ from exporters.errors import (
 from exporters.log import Entry, Log, covers, keys_above, knows, pick
 from exporters.publisher import Publisher
 from exporters.repair import Repair, plan
+from exporters.replica import Looked, Replica
 from exporters.shipper import Shipper
 from exporters.sink import Feed, Published, Sink, Snapshot, SnapshotSource, Status
 from exporters.version import Delta, DenseInfo, Half, Head, TableInfo, TableRows
@@ -48,11 +49,13 @@ __all__ = [
     "HeadMismatch",
     "Log",
     "LogCorrupt",
+    "Looked",
     "NotReady",
     "OutcomeUnknown",
     "Published",
     "Publisher",
     "Repair",
+    "Replica",
     "ReplicaError",
     "Shipper",
     "Sink",

@@ -231,7 +231,8 @@ class Replica:
             if self._begin:
                 self._next = self._copy()
                 self._begin = False
-                self._serve_if_ready()
+                if self._serve_if_ready():
+                    self._current_at = self._now()
                 return True
             return self._follow(self._next or self._state)
         except (Gap, Corrupt, StaleGeneration) as error:
@@ -339,18 +340,20 @@ class Replica:
         else:
             self._trouble(f"rows of version {state.target} are being written; waiting for it")
 
-    def _serve_if_ready(self) -> None:
+    def _serve_if_ready(self) -> bool:
         state = self._next
         if state is None:
-            return
+            return False
         if state.version >= state.target and state.dense_missing:
             self._begin_anew("the dense weights were gone before they were read")
-        elif state.serves:
-            with self._changed:
-                self._state, self._next = state, None
-                self._reason = ""
-                self._changed.notify_all()
-            _logger.info("serving: model=%s version=%d", self._model, state.version)
+        if self._next is None or not state.serves:
+            return False
+        with self._changed:
+            self._state, self._next = state, None
+            self._reason = ""
+            self._changed.notify_all()
+        _logger.info("serving: model=%s version=%d", self._model, state.version)
+        return True
 
     def _is_current(self, at: float) -> None:
         self._reason = ""

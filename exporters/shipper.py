@@ -249,6 +249,8 @@ class Shipper:
     def _evaluate(self, head: Head | None) -> None:
         """Decide from the log whether the sink can go on from this head."""
         self._head = head
+        # What was held was held against another head; an empty sink has nothing to protect.
+        self._held_until = None
         if head is None:
             self._needs_snapshot = True
             return
