@@ -118,6 +118,7 @@ class Shipper:
         self._job: Job | None = None
         self._reason = "not yet asked"
         self._held_until: float | None = None
+        self._held_reason = ""
         self._pace_until = 0.0
         self._trim_due = False
         self._drop_at: float | None = None
@@ -201,6 +202,7 @@ class Shipper:
         except SnapshotHeld as error:
             self._trouble(str(error), connected=True)
             self._held_until = self._now() + self._held_retry_s
+            self._held_reason = str(error)
             return False
         except FenceLost as error:
             if error.observed is not None and error.observed > self._generation:
@@ -213,8 +215,7 @@ class Shipper:
             self._lost_time(str(error))
             return False
         self._connected = True
-        if self._held_until is None:
-            self._reason = ""
+        self._reason = "" if self._held_until is None else self._held_reason
         return busy
 
     def _advance(self) -> bool:
