@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from sparse_store.files import merge
 from streamtrain import files
-from streamtrain.errors import CutCorrupt, LockHeld
+from streamtrain.errors import CutCorrupt, LockHeld, Superseded
 
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"cut-(\d{10})-(\d{15})")
@@ -189,6 +189,20 @@ class Checkpoints:
         """S3: make a generation durable before anyone is told of it."""
         files.replace(self.folder / "GENERATION", f"{generation}\n".encode())
 
+    def refuse_superseded(self, generation: int) -> None:
+        """Raise `Superseded` when a newer trainer has claimed the directory.
+
+        The lock keeps two trainers apart. Where it was not honoured (a file system that does not
+        know it, a machine that slept while its lock went to another one) this keeps the older one
+        from adding to a timeline that is not its own any more.
+        """
+        newest = self.generation()
+        if newest > generation:
+            raise Superseded(
+                f"checkpoint.dir: {self.folder} belongs to generation {newest} now, and this trainer "
+                f"is generation {generation}; nothing more is written by it. Stop it, or the other one"
+            )
+
     def strangers(self) -> list[str]:
         """Return what the directory holds beside what a trainer puts there before its first cut."""
         if not self.folder.exists():
@@ -251,6 +265,8 @@ class Checkpoints:
         ------
         OSError
             The disk is full or failing. Nothing was renamed, and what was written is gone again.
+        Superseded
+            A newer trainer owns the directory. As above.
         """
         temporary = self.folder / f"tmp-{secrets.token_hex(8)}"
         try:
@@ -276,9 +292,10 @@ class Checkpoints:
             files.write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
             files.sync_folder(temporary)
             path = self.folder / f"cut-{moment.generation:010d}-{moment.step:015d}"
+            self.refuse_superseded(moment.generation)
             temporary.rename(path)
             files.sync_folder(self.folder)
-        except OSError:
+        except (OSError, Superseded):
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._on_step("C4")

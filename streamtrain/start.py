@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exporters.errors import FenceTaken, SinkUnavailable
+from exporters.errors import FenceTaken, SinkRefused, SinkUnavailable
 from exporters.log import Log, keys_above
 from exporters.repair import Repair, plan
 from exporters.sink import Sink
@@ -106,7 +106,7 @@ def _refuse_unless_empty(checkpoints: Checkpoints, sinks: Sequence[Sink]) -> Non
     for sink in sinks:
         try:
             head = sink.read_head()
-        except SinkUnavailable as error:
+        except (SinkUnavailable, SinkRefused) as error:
             raise EmptyStartRefused(
                 f"checkpoint.dir: {checkpoints.folder} has no cut, and {sink.name} can't be asked "
                 f"whether something was published ({error}). {cure}"
@@ -126,8 +126,8 @@ def _raise_fences(
     for sink in sinks:
         try:
             known = max(known, sink.read_fence() or 0)
-        except SinkUnavailable as error:
-            _log.warning("%s can't be reached and is left for later: %s", sink.name, error)
+        except (SinkUnavailable, SinkRefused) as error:
+            _log.warning("%s can't be asked and is left for later: %s", sink.name, error)
     while True:
         generation = known + 1
         checkpoints.claim(generation)
@@ -136,8 +136,8 @@ def _raise_fences(
             for sink in sinks:
                 try:
                     heads[sink.name] = sink.take_fence(generation)
-                except SinkUnavailable as error:
-                    _log.warning("%s can't be reached and is left for later: %s", sink.name, error)
+                except (SinkUnavailable, SinkRefused) as error:
+                    _log.warning("%s can't be fenced and is left for later: %s", sink.name, error)
         except FenceTaken as taken:
             known = max(generation, taken.fence)
             continue

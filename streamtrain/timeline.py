@@ -195,7 +195,7 @@ class Timeline:
         if self._fresh:
             for shipper in self.publisher.shippers:
                 shipper.accept_small()
-        self._logged: Delta | None = self.publisher.append(repairing, since=repair.m)
+        self._logged: Delta | None = self._append(repairing, since=repair.m)
         self._drafted = self.trainer.store.step
         self._on_step("S5")
         if claimed.cut is not None:
@@ -211,7 +211,7 @@ class Timeline:
 
         Raises
         ------
-        StaleGeneration
+        StaleGeneration, Superseded
             A newer trainer owns the model.
         """
         version_acked = self.ack_version()
@@ -239,7 +239,7 @@ class Timeline:
         made = draft(self.trainer, generation=self.generation)
         self._drafted = made.step
         self._on_step("D1")
-        self._logging.submit(lambda: self.publisher.append(made))
+        self._logging.submit(lambda: self._append(made))
 
     def ack_version(self, timeout_s: float = 0.0) -> bool:
         """D3; tell whether there was something to acknowledge."""
@@ -272,6 +272,11 @@ class Timeline:
         self._on_step("C5")
         return True
 
+    def _append(self, made: Delta, since: int | None = None) -> Delta:
+        """D2, unless the log is a newer trainer's by now."""
+        self._checkpoints.refuse_superseded(self.generation)
+        return self.publisher.append(made, since=since)
+
     # ---- end
 
     def finish(self, remaining: Callable[[], float]) -> None:
@@ -279,7 +284,7 @@ class Timeline:
 
         Raises
         ------
-        StaleGeneration
+        StaleGeneration, Superseded
             A newer trainer owns the model.
         """
         self.ack_version(remaining())
@@ -339,6 +344,7 @@ class Timeline:
             )
             return None
         self._snapshots.use(cut)
+        self._checkpoints.refuse_superseded(self.generation)
         self.publisher.prune(self._checkpoints.prune())
         self._on_step("C6")
         self._parts.source.commit(_position(moment))
