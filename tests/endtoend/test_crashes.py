@@ -102,7 +102,7 @@ def _replica_is(
 ) -> None:
     assert replica.stdin is not None
     assert replica.stdout is not None
-    gone = np.array([2**64 - 1, 2**63], np.uint64)
+    gone = np.array([2**63, 2**63 + 1], np.uint64)
     asked = {t: np.concatenate([store.dump(t).keys, gone]) for t in store.tables}
     np.savez(folder / "keys.npz", **asked)  # type: ignore[arg-type]
     replica.stdin.write(f"{version} {folder / 'keys.npz'} {folder / 'answer.npz'}\n")
