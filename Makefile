@@ -37,3 +37,6 @@ test: install services ## The whole suite, on a real Kafka and a real Redis (PYT
 
 study-movielens: install services ## MovieLens-100K in time order through a real Kafka: AUC of the zoo
 	$(BIN)/python -m benchmarks.study_movielens
+
+bench-consume: install ## Bytes to columns against fastavro and pyruhvro (QUICK=1: under a minute)
+	$(BIN)/python -m benchmarks.bench_consume

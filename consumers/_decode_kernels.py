@@ -52,7 +52,7 @@ body and the like stand at the same operands), and these:
 ============ =================== ==========================================================
 
 Places: NOWHERE drops the value (no fingerprint is made), CELL and REAL put it into the cell of a
-column as an integer or as a float64, ITEM and REAL_ITEM append it to a list; LIST takes only null, for the whole list at
+column as an integer or as a float64 (one that isn't finite makes the message unusable), ITEM and REAL_ITEM append it to a list; LIST takes only null, for the whole list at
 row ``column`` of the nulls. LONGS, MAYBE_FLOATS
 and LONG_ITEMS give what the operations that they stand for would give.
 """
@@ -625,10 +625,11 @@ def _decode_many(
             null = False
             if op == OP_LONGS:
                 wrong = np.uint64(0)
-                for k in range(column, column + table[pc, 3]):
+                # Unsigned, so that no index needs a look whether it counts from the end.
+                for k in range(np.uint64(column), np.uint64(column + table[pc, 3])):
                     bits, at, fault = _number(data, at)
                     wrong |= fault
-                    cells[k, row] = _signed(bits)
+                    cells[k, np.uint64(row)] = _signed(bits)
                 good = wrong == np.uint64(0) and at <= end
                 pc += 1
                 continue
@@ -638,29 +639,34 @@ def _decode_many(
                 if many < 0:
                     many = -many
                     null_index = np.uint64(2)
-                for k in range(column, column + many):
+                finite = True
+                for k in range(np.uint64(column), np.uint64(column + many)):
                     index = _fetch8(data, at)
-                    taken = _fetch_float(data, at + 1)
-                    at += 1
-                    if index == null_index ^ np.uint64(2):
-                        at += 4
-                        reals[k, row] = taken
+                    taken = np.float64(_fetch_float(data, at + 1))
+                    null = index == null_index
+                    if null or index == null_index ^ np.uint64(2):
+                        # No branch: nulls come at random.
+                        taken = np.float64(0.0) if null else taken
+                        finite = finite and taken - taken == 0.0
+                        reals[k, np.uint64(row)] = taken
+                        nulls[k, np.uint64(row)] = np.uint8(null)
+                        at += 1 if null else 5
                         continue
-                    if index != null_index:  # another index, or this one in more than one byte
-                        if index < np.uint64(0x80):
-                            good = False
-                            break
-                        bits, at, wrong = _number(data, at - 1)
-                        if wrong != np.uint64(0) or at > end or bits & ~np.uint64(2):
-                            good = False
-                            break
-                        if bits != null_index:
-                            reals[k, row] = _fetch_float(data, at)
-                            at += 4
-                            continue
-                    reals[k, row] = 0.0
-                    nulls[k, row] = 1
-                good = good and at <= end
+                    at += 1
+                    # Another index, or one of these in more bytes than it needs.
+                    bits, at, wrong = _number(data, at - 1)
+                    if wrong != np.uint64(0) or at > end or bits & ~np.uint64(2):
+                        good = False
+                        break
+                    null = bits == null_index
+                    taken = np.float64(0.0)
+                    if not null:
+                        taken = np.float64(_fetch_float(data, at))
+                        at += 4
+                    finite = finite and taken - taken == 0.0
+                    reals[k, row] = taken
+                    nulls[k, row] = np.uint8(null)
+                good = good and finite and at <= end
                 pc += 1
                 continue
             if op == OP_END:
@@ -705,7 +711,7 @@ def _decode_many(
                         wrong |= fault
                         if at > end:
                             break
-                        items[column, filled] = _signed(bits)
+                        items[np.uint64(column), np.uint64(filled)] = _signed(bits)
                         filled += 1
                     if wrong != np.uint64(0) or at > end or at != stop >= 0:
                         break
@@ -787,6 +793,7 @@ def _decode_many(
                 if null:
                     nulls[column, row] = 1
             elif place == REAL:
+                good = real - real == 0.0
                 reals[column, row] = real
                 if null:
                     nulls[column, row] = 1
@@ -911,18 +918,29 @@ def _spread_weights(
             wrong[i] = True
 
 
-def _joined(values: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _shown(value: bytes) -> NDArray[np.uint8]:
+    """Return bytes as an array: read-only like any other, or kernels had a second signature."""
+    if value:
+        return np.frombuffer(value, np.uint8)
+    empty = np.empty(0, np.uint8)
+    empty.flags.writeable = False
+    return empty
+
+
+def joined(values: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Lay messages end to end, with PADDING behind them: ``uint8[:]``, ``int64[n + 1]`` offsets."""
+    # Joined first: that loop is tight enough to wait for many cold messages at once.
+    data = b"".join([*values, bytes(PADDING)])
     offsets = np.zeros(len(values) + 1, np.int64)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
-    # A bytearray, since a read-only array would be another kernel signature.
-    return np.frombuffer(bytearray().join(values), np.uint8), offsets
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    return np.frombuffer(data, np.uint8), offsets
 
 
 def fingerprint64_many(values: Sequence[bytes]) -> NDArray[np.uint64]:
     """Return FarmHash Fingerprint64 of each value, ``uint64[n]``."""
     out = np.empty(len(values), np.uint64)
     if len(values):
-        data, offsets = _joined(values)
+        data, offsets = joined(values)
         _fingerprint_many(data, offsets, out)
     return out
 
@@ -948,7 +966,7 @@ def check_records(
     status = np.zeros(len(values), np.int64)
     stops = np.zeros(len(values), np.int64)
     if len(values):
-        data, offsets = _joined(values)
+        data, offsets = joined(values)
         _check_many(program, data, offsets, np.zeros(2 * MAX_DEPTH, np.int64), status, stops)
     return status, stops
 
@@ -964,7 +982,7 @@ def split_block(
         Status, number of whole records found, byte position of the fault, ``int64[count]`` ends.
     """
     ends = np.zeros(count, np.int64)
-    data = np.frombuffer(bytearray(block), np.uint8)
+    data = _shown(block)
     outcome = _split_block(program, data, np.zeros(2 * MAX_DEPTH, np.int64), ends)
     return int(outcome[0]), int(outcome[1]), int(outcome[2]), ends
 
@@ -1065,8 +1083,7 @@ def warm_up() -> None:
     split_block(program, b"", 0)
     table = np.array([[OP_GET_LONG, ITEM, 0, 0], [OP_END, 0, 0, 0]], np.int64)
     raw = raw_arrays(columns=1, lists=1, messages=1, room=1)
-    data = np.zeros(1 + PADDING, np.uint8)
-    decode_many(table, np.zeros((1, 2), np.int64), data, np.array([0, 1], np.int64), raw)
+    decode_many(table, np.zeros((1, 2), np.int64), *joined([b"\0"]), raw)
     nulls = raw.item_nulls[0, :1]
     values, splits = compact(raw.items[0, :1], nulls)
     factors = spread_weights(splits, np.ones(1), nulls, splits, nulls, np.zeros(1, np.bool_))

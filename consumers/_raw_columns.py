@@ -5,7 +5,6 @@ Raw columns hold the fields as a format gives them, nulls apart. A sample that
 other one is the same to the bit; whoever decodes asks ``Layout`` about the former, for the reason.
 """
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -56,74 +55,35 @@ class Slots:
             self.columns += 1
 
 
-class Workspace:
-    """Memory that is used again for every batch; fresh pages cost more than decoding does."""
+class RawDecoder:
+    """Decodes values into raw columns, and remembers how long the lists of a batch get."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        self._buffer = io.BytesIO()
-        self._held = 0
-        self._messages = -1
         self._room = 0
-        self._raw = kernels.raw_arrays(
-            columns=0, lists=0, messages=0, room=0
-        )  # made by the first call
 
     def decode(
         self, table: NDArray[np.int64], symbols: NDArray[np.int64], values: Sequence[bytes | None]
     ) -> tuple[int, kernels.RawArrays]:
-        """Decode messages, no value like an empty one; the arrays are valid until the next call."""
-        count = len(values)
-        given: Sequence[Any] = values
+        """Decode messages, no value like an empty one; return how many could be used."""
+        given: Any = values
         try:
-            lengths = np.fromiter(map(len, given), np.int64, count)
+            data, offsets = kernels.joined(given)
         except TypeError:  # there is a None
-            given = [value or b"" for value in values]
-            lengths = np.fromiter(map(len, given), np.int64, count)
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        needed = int(offsets[-1]) + kernels.PADDING
-        if needed > self._held:
-            self._held = needed + needed // 4
-            self._buffer = io.BytesIO(bytes(self._held))
-        self._buffer.seek(0)
-        self._buffer.writelines(given)
-        with self._buffer.getbuffer() as view:
-            data = np.frombuffer(view, np.uint8)
-            try:
-                return self._decode(table, symbols, data, offsets)
-            finally:
-                del data
-
-    def _decode(
-        self,
-        table: NDArray[np.int64],
-        symbols: NDArray[np.int64],
-        data: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-    ) -> tuple[int, kernels.RawArrays]:
+            data, offsets = kernels.joined([value or b"" for value in values])
         # An item takes a byte at least, so this bounds what a count in a message can ask for.
         most = int(offsets[-1]) + 1
         while True:
-            self._clear(len(offsets) - 1)
-            size, fits = kernels.decode_many(table, symbols, data, offsets, self._raw)
+            raw = kernels.raw_arrays(
+                columns=self._slots.columns,
+                lists=self._slots.lists,
+                messages=len(values),
+                room=self._room,
+            )
+            size, fits = kernels.decode_many(table, symbols, data, offsets, raw)
             if fits:
-                return size, self._raw
-            self._room = min(max(4 * self._room, 1024), max(most, self._room + 1))
-            self._messages = -1
-
-    def _clear(self, messages: int) -> None:
-        if messages <= self._messages:
-            self._raw.nulls.fill(0)
-            self._raw.item_nulls.fill(0)
-            return
-        self._messages = messages
-        self._raw = kernels.raw_arrays(
-            columns=self._slots.columns,
-            lists=self._slots.lists,
-            messages=messages,
-            room=self._room if self._slots.lists else 0,
-        )
+                return size, raw
+            self._room = min(max(2 * self._room, 1024), max(most, self._room + 1))
 
 
 def used_fields(spec: Spec) -> set[str]:
@@ -218,9 +178,7 @@ class RawLayout:
         self.slots = Slots({name: field for name, field in fields.items() if name in used})
         slots = self.slots.by_field
         self._spec = spec
-        self._plain: dict[str, int] = {}
-        self._picked: dict[str, _PickedIds] = {}
-        self._buckets: dict[str, tuple[str, NDArray[np.float64]]] = {}
+        self._ids_of: dict[str, int | _PickedIds | _BucketIds] = {}
         self._dense_lists: dict[str, Feature] = {}
         groups: dict[str, list[str]] = {}
         for name, feature in spec.features.items():
@@ -231,15 +189,11 @@ class RawLayout:
                 else:
                     groups.setdefault(repr(feature.dense), []).append(name)
             elif feature.buckets is not None:
-                self._buckets[name] = (field, np.array(feature.buckets, np.float64))
+                self._ids_of[name] = _BucketIds(field, feature.buckets)
             else:
                 picked = _PickedIds(field, feature, slots[field], fields[field])
-                if picked.is_plain_cell:
-                    self._plain[name] = slots[field].row
-                else:
-                    self._picked[name] = picked
+                self._ids_of[name] = slots[field].row if picked.is_plain_cell else picked
         self._dense = [self._dense_group(names) for names in groups.values()]
-        self._plain_rows = _rows(self._plain.values())
 
     def columns(self, raw: kernels.RawArrays, size: int) -> tuple[Columns, Flags]:
         """Turn the first ``size`` rows into samples.
@@ -247,7 +201,7 @@ class RawLayout:
         Returns
         -------
         Columns
-            The rows without a fault, in order; nothing of it is memory of ``raw``.
+            The rows without a fault, in order; may be views of ``raw``.
         wrong
             ``bool[size]``: the rows with a fault.
         """
@@ -290,7 +244,7 @@ class RawLayout:
         if off.any():
             wrong |= off
             values = np.where(off, 0, values)
-        return values * times // per_ms if (times, per_ms) != (1, 1) else values.copy()
+        return values * times // per_ms if (times, per_ms) != (1, 1) else values
 
     def _weights(self, batch: _Batch, wrong: Flags) -> NDArray[np.float32]:
         field = self._spec.sample.weight
@@ -304,21 +258,20 @@ class RawLayout:
 
     def _ids(self, batch: _Batch, wrong: Flags) -> dict[str, Ids]:
         found: dict[str, Ids] = {}
-        # Many features are one id for each sample: those share their splits, and one copy.
-        cells = np.array(batch.raw.cells[self._plain_rows, : batch.size]).view(np.uint64)
+        # Many features are one id for each sample: those share their splits.
         ones = np.arange(batch.size + 1, dtype=np.int64)
-        for keys, (name, index) in zip(cells, self._plain.items(), strict=True):
-            if batch.has_null[index]:
-                nulls = batch.raw.nulls[index, : batch.size]
-                values, splits = kernels.compact(keys.view(np.int64), nulls)
+        cells = batch.raw.cells.view(np.uint64)
+        for name, column in self._ids_of.items():
+            if not isinstance(column, int):
+                found[name] = column.column(batch, wrong)
+            elif batch.has_null[column]:
+                values, splits = kernels.compact(
+                    batch.raw.cells[column, : batch.size], batch.raw.nulls[column, : batch.size]
+                )
                 found[name] = Ids(values.view(np.uint64), splits, None)
             else:
-                found[name] = Ids(keys, ones, None)
-        for name, picked in self._picked.items():
-            found[name] = picked.column(batch, wrong)
-        for name, (field, bounds) in self._buckets.items():
-            found[name] = _bucketed(batch, field, bounds, wrong)
-        return {name: found[name] for name in self._spec.features if name in found}
+                found[name] = Ids(cells[column, : batch.size], ones, None)
+        return found
 
     def _floats(self, batch: _Batch, wrong: Flags) -> dict[str, NDArray[np.float32]]:
         found: dict[str, NDArray[np.float32]] = {}
@@ -327,14 +280,16 @@ class RawLayout:
                 values = np.array([batch.reals(field) for field in group.fields])
             else:
                 values = batch.raw.reals[group.rows, : batch.size]
-            stepped, right = _stepped(values, group.steps)
-            columns = _finite(stepped, right, np.all(right, axis=0), wrong)
-            for name, column in zip(group.names, columns, strict=True):
-                found[name] = column.reshape(-1, 1)
+            values = _stepped(values, group.steps)
+            columns = _narrowed(values, None, wrong, axis=0)
+            found |= zip(group.names, columns.reshape(*columns.shape, 1), strict=True)
         for name, feature in self._dense_lists.items():
             rows = _dense_rows(batch, feature.field or name, feature.width or 1, wrong)
-            stepped, right = _stepped(rows, feature.dense or [])
-            found[name] = _finite(stepped, right, np.all(right, axis=1), wrong)
+            finite = np.isfinite(rows)
+            values = _stepped(np.where(finite, rows, 0.0), feature.dense or [])
+            found[name] = _narrowed(values, finite, wrong, axis=1)
+        if len(self._dense) + len(self._dense_lists) == 1:
+            return found
         return {name: found[name] for name in self._spec.features if name in found}
 
     def _dense_group(self, names: list[str]) -> "_DenseGroup":
@@ -370,7 +325,7 @@ class _PickedIds:
             values, nulls = batch.items(self._field)
             splits = batch.splits(self._field)
             if self._takes_all(splits) and not nulls.any():
-                return Ids(values.view(np.uint64).copy(), splits.copy(), None)
+                return Ids(values.view(np.uint64), splits, None)
         lists = batch.as_lists(self._field)
         factors = None
         if self._weights is not None:
@@ -386,6 +341,20 @@ class _PickedIds:
 
     def _takes_all(self, splits: NDArray[np.int64]) -> bool:
         return not self._keep or bool(np.diff(splits).max(initial=0) <= abs(self._keep))
+
+
+class _BucketIds:
+    """Numbers turned into the index of the bucket that they fall into."""
+
+    def __init__(self, field: str, bounds: Sequence[float]) -> None:
+        self._field = field
+        self._bounds = np.array(bounds, np.float64)
+
+    def column(self, batch: _Batch, wrong: Flags) -> Ids:
+        del wrong  # a number that isn't finite came into no raw column
+        keys = np.searchsorted(self._bounds, batch.reals(self._field), side="right")
+        kept, splits = kernels.compact(keys.astype(np.int64), batch.nulls(self._field))
+        return Ids(kept.view(np.uint64), splits, None)
 
 
 def _padding_bits(padding: int | str | None, field: FieldType) -> int | None:
@@ -410,14 +379,6 @@ def _labels(batch: _Batch, field: str, label: Label, wrong: Flags) -> NDArray[np
     return _fitting(labels, right, wrong)
 
 
-def _bucketed(batch: _Batch, field: str, bounds: NDArray[np.float64], wrong: Flags) -> Ids:
-    numbers = batch.reals(field)
-    wrong |= ~np.isfinite(numbers)
-    keys = np.searchsorted(bounds, numbers, side="right")
-    kept, splits = kernels.compact(keys.astype(np.int64), batch.nulls(field))
-    return Ids(kept.view(np.uint64), splits, None)
-
-
 def _dense_rows(batch: _Batch, field: str, width: int, wrong: Flags) -> NDArray[np.float64]:
     values = batch.real_items(field)
     splits = batch.splits(field)
@@ -431,28 +392,28 @@ def _dense_rows(batch: _Batch, field: str, width: int, wrong: Flags) -> NDArray[
     return rows
 
 
-def _stepped(
-    values: NDArray[np.float64], steps: Sequence[DenseStep]
-) -> tuple[NDArray[np.float64], Flags]:
-    """Apply the steps; tell which values were finite and fit into float32 after them."""
-    if not steps:
-        return values, np.abs(values) <= _FLOAT32_MAX
-    right = np.isfinite(values)
-    values = np.where(right, values, 0.0)
+def _stepped(values: NDArray[np.float64], steps: Sequence[DenseStep]) -> NDArray[np.float64]:
     for step in steps:
         if isinstance(step, Log1p):
             values = np.sign(values) * np.log1p(np.abs(values))
         else:
             values = np.clip(values, step.clip[0], step.clip[1])
-    return values, right & (np.abs(values) <= _FLOAT32_MAX)
+    return values
 
 
-def _finite(
-    values: NDArray[np.float64], right: Flags, rows: Flags, wrong: Flags
+def _narrowed(
+    values: NDArray[np.float64], finite: Flags | None, wrong: Flags, *, axis: int
 ) -> NDArray[np.float32]:
-    if rows.all():
-        return values.astype(np.float32)
-    wrong |= ~rows
+    """Make finite values float32; mark where one doesn't fit, or where one wasn't ``finite``."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    fits = narrow.size == 0 or (narrow.min() > -_FLOAT32_MAX and narrow.max() < _FLOAT32_MAX)
+    if fits and (finite is None or finite.all()):
+        return narrow
+    right = np.abs(values) <= _FLOAT32_MAX
+    if finite is not None:
+        right &= finite
+    wrong |= ~np.all(right, axis=axis)
     return np.where(right, values, 0.0).astype(np.float32)
 
 

@@ -15,7 +15,7 @@ import io
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import fastavro
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from consumers import _decode_kernels as kernels
 from consumers._avro_schema import AvroSchema, Schema, read_schema
 from consumers._avro_table import NotCovered, OperationTable, compile_table
-from consumers._raw_columns import RawLayout, Workspace
+from consumers._raw_columns import RawDecoder, RawLayout
 from consumers.config import Avro
 from consumers.errors import DecodeError
 from consumers.features import Layout, Record, Spec
@@ -33,8 +33,8 @@ from consumers.source import Bad, Columns, Decoded, Message
 
 logger = logging.getLogger(__name__)
 
-_VALUE_OF = attrgetter("value")
-_RECORD_OF = attrgetter("record")
+_VALUE_OF = itemgetter(Message._fields.index("value"))
+_RECORD_OF = itemgetter(Message._fields.index("record"))
 _STATUS = {
     kernels.TRUNCATED: "truncated",
     kernels.TRAILING: "trailing",
@@ -70,7 +70,10 @@ class AvroDecoder:
         self.layout = Layout(self._schema.fields, spec, kernels.fingerprint64_many)
         raw = RawLayout(self._schema.fields, spec)
         self._samples = _Samples(
-            self.layout, raw, Workspace(raw.slots), tuple(p for p in raw.slots.by_field if "." in p)
+            self.layout,
+            raw,
+            RawDecoder(raw.slots),
+            tuple(p for p in raw.slots.by_field if "." in p),
         )
         self._own = WriterDecoder(self._schema, None, self._samples)
 
@@ -82,6 +85,16 @@ class AvroDecoder:
     def decode(self, messages: Sequence[Message]) -> Decoded:
         """Decode each message for itself; what can't be decoded comes back as bad."""
         return self._own.decode(messages)
+
+    def columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
+        """Decode values by columns alone, and tell which became samples; nothing of the others.
+
+        Raises
+        ------
+        ValueError
+            The schema needs the general way.
+        """
+        return self._own.columns(values)
 
     def written_by(self, schema: Schema, *, name: str) -> "WriterDecoder":
         """Return a decoder of what was written with another schema.
@@ -104,14 +117,14 @@ class EncodedRecord(NamedTuple):
 
 
 class _Samples(NamedTuple):
-    """The description of samples, compiled for either way, and memory to decode in.
+    """The description of samples, compiled for either way, and what decodes for it.
 
     ``paths`` lead to fields of records within the record.
     """
 
     layout: Layout
     raw: RawLayout
-    workspace: Workspace
+    decoder: RawDecoder
     paths: tuple[str, ...]
 
 
@@ -136,7 +149,7 @@ class WriterDecoder:
         records = list(map(_RECORD_OF, messages))
         if self._table is None or records.count(None) != len(records):
             return self.decode_plainly(messages)
-        columns, good = self._by_columns(list(map(_VALUE_OF, messages)))
+        columns, good = self.columns(list(map(_VALUE_OF, messages)))
         if len(good) == len(messages):
             return Decoded(columns, good, ())
         is_good = np.zeros(len(messages), np.bool_)
@@ -187,14 +200,21 @@ class WriterDecoder:
         values = [block[a:b] for a, b in itertools.pairwise(starts)]
         return [EncodedRecord(value, self._read(value)) for value in values]
 
-    def _by_columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
-        """Decode by the operation table; return which messages became samples, too."""
+    def columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
+        """Decode values by columns alone, and tell which became samples; nothing of the others.
+
+        Raises
+        ------
+        ValueError
+            The schema needs the general way.
+        """
         if self._table is None:
-            raise ValueError("there is no operation table; decode plainly")
-        workspace, layout = self._samples.workspace, self._samples.raw
-        size, raw = workspace.decode(self._table.operations, self._table.symbols, values)
+            raise ValueError("the schema can't be decoded by columns; call decode()")
+        decoder, layout = self._samples.decoder, self._samples.raw
+        size, raw = decoder.decode(self._table.operations, self._table.symbols, values)
         columns, wrong = layout.columns(raw, size)
-        return columns, raw.rows[:size][~wrong]
+        rows = raw.rows[:size]
+        return columns, rows if columns.size == size else rows[~wrong]
 
     def _records(self, messages: Sequence[Message]) -> Iterator[Record | DecodeError]:
         values = [m.value or b"" for m in messages if m.record is None]

@@ -7,7 +7,8 @@
 
 A block is handed out only once its sync marker is seen to be right, and every size is held
 against the file's before anything is read. Blocks can be skipped without being decompressed.
-Codecs are those of the standard library: null, deflate, bzip2 and xz.
+Every codec that Avro files are written with can be read: null, deflate, bzip2 and xz by the
+standard library, snappy (whose checksum is held against the data), zstandard and lz4 by pyarrow.
 """
 
 import bz2
@@ -25,6 +26,12 @@ MAGIC = b"Obj\x01"
 MAX_BLOCK = 1 << 30
 """Bytes of a block, compressed or not; more is taken for damage."""
 
+CODECS = ("null", "deflate", "bzip2", "xz", "snappy", "zstandard", "lz4")
+
+_ARROW_NAMES = {"snappy": "snappy", "zstandard": "zstd", "lz4": "lz4_raw"}
+# What a byte of compressed data can become at most; a size told by the data is held against it.
+_SNAPPY_GROWTH = 64
+_LZ4_GROWTH = 256
 _SYNC = 16
 _MAX_METADATA = 64 << 20
 
@@ -143,10 +150,15 @@ class Container:
         if len(self._sync) != _SYNC:
             raise self._corrupt(self._file.tell(), "the header is cut off")
         self._codec = metadata.get("avro.codec", b"null").decode("utf-8", "replace")
-        if self._codec not in ("null", "deflate", "bzip2", "xz"):
+        if self._codec not in CODECS:
             raise SourceCorrupt(
                 f"{self.path} is compressed with {self._codec}, which can't be read; "
-                "write it with null, deflate, bzip2 or xz"
+                f"write it with one of {', '.join(CODECS)}"
+            )
+        if self._codec in _ARROW_NAMES and not _arrow_has(self._codec):
+            raise SourceUnavailable(
+                f"{self.path} is compressed with {self._codec}, which the installed pyarrow was "
+                "built without; install pyarrow from PyPI or conda-forge"
             )
         try:
             self.schema: Any = json.loads(metadata["avro.schema"])
@@ -156,6 +168,11 @@ class Container:
     def _decompress(self, offset: int, data: bytes) -> bytes:
         if self._codec == "null":
             return data
+        if self._codec in _ARROW_NAMES:
+            try:
+                return _decompress_by_arrow(self._codec, data)
+            except (OSError, ValueError) as error:  # what pyarrow raises for damaged data
+                raise self._corrupt(offset, f"{self._codec} says: {error}") from error
         decompressor: _Decompressor
         if self._codec == "deflate":
             decompressor = zlib.decompressobj(-15)
@@ -197,3 +214,80 @@ class Container:
             f"{self.path} is damaged at byte {offset}: {what}; "
             "restore the file, or leave it out of the run"
         )
+
+
+def _arrow_has(codec: str) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.Codec.is_available(_ARROW_NAMES[codec]))
+
+
+def _decompress_by_arrow(codec: str, data: bytes) -> bytes:
+    """Decompress a block; OSError or ValueError where it is damaged."""
+    import pyarrow
+
+    if len(data) < 4:
+        raise ValueError(f"{len(data)} bytes are no block")
+    if codec == "zstandard":
+        with pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd") as stream:
+            plain: bytes = stream.read(MAX_BLOCK + 1)
+        if len(plain) > MAX_BLOCK:
+            raise ValueError(f"it holds more than {MAX_BLOCK} bytes")
+        return plain
+    if codec == "lz4":  # four bytes of size, then a block
+        size = int.from_bytes(data[:4], "little")
+        if _lz4_size(data[4:]) != size:  # pyarrow doesn't look how much there really is
+            raise ValueError(f"its sequences don't make {size} bytes")
+        return _sized(codec, data[4:], size, _LZ4_GROWTH)
+    body = data[:-4]
+    plain = _sized(codec, body, _snappy_size(body), _SNAPPY_GROWTH)
+    if zlib.crc32(plain) != int.from_bytes(data[-4:], "big"):
+        raise ValueError("the checksum is wrong")
+    return plain
+
+
+def _sized(codec: str, data: bytes, size: int, growth: int) -> bytes:
+    import pyarrow
+
+    if size > min(MAX_BLOCK, growth * len(data)):
+        raise ValueError(f"{len(data)} bytes can't become {size}")
+    if size == 0:
+        return b""
+    plain: bytes = pyarrow.Codec(_ARROW_NAMES[codec]).decompress(data, size, asbytes=True)
+    return plain
+
+
+def _lz4_size(data: bytes) -> int:
+    """Add up what the sequences of an LZ4 block become."""
+    at = total = 0
+    try:
+        while True:
+            token = data[at]
+            literals, at = _lz4_length(data, at + 1, token >> 4)
+            at += literals
+            total += literals
+            if at == len(data):
+                return total
+            match, at = _lz4_length(data, at + 2, token & 15)
+            total += match + 4
+    except IndexError:
+        raise ValueError("it ends within a sequence") from None
+
+
+def _lz4_length(data: bytes, at: int, length: int) -> tuple[int, int]:
+    if length == 15:
+        while True:
+            length += data[at]
+            at += 1
+            if data[at - 1] != 255:
+                break
+    return length, at
+
+
+def _snappy_size(data: bytes) -> int:
+    size = 0
+    for i, byte in enumerate(data[:5]):
+        size |= (byte & 0x7F) << (7 * i)
+        if byte < 0x80:
+            return size
+    raise ValueError("no size")

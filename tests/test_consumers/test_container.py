@@ -59,7 +59,7 @@ def test_whole_blocks_are_skipped(tmp_path: Path, skip: int) -> None:
         (b"Obj\x01\x02\xfe\xff\xff\xff\x0f", SourceCorrupt, "bytes of metadata"),
         (b"Obj\x01\x00" + b"s" * 15, SourceCorrupt, "the header is cut off"),
         (b"Obj\x01\x00" + b"s" * 16, SourceCorrupt, "holds no schema"),
-        (b"Obj\x01\x02\x14avro.codec\x0csnappy\x00" + b"s" * 16, SourceCorrupt, "with snappy"),
+        (b"Obj\x01\x02\x14avro.codec\x0csnazzy\x00" + b"s" * 16, SourceCorrupt, "with snazzy"),
     ],
 )
 def test_headers(tmp_path: Path, content: bytes, error: type[Exception], message: str) -> None:
