@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from exporters.version import DenseInfo, Head, TableInfo, TableRows
-from exporters.wire import cut_chunks, cut_dense, cut_rows
+from exporters.wire import Kind, cut_chunks, cut_dense, cut_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from exporters.version import Delta
     from exporters.wire import Chunk
 
-__all__ = ["Job", "delta_job", "snapshot_job"]
+__all__ = ["Job", "Piece", "delta_job", "snapshot_job"]
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,8 @@ class Job:
     since
         Of a delta; None: a snapshot.
     chunks
-        The pieces that are still to be sent.
+        The pieces that are still to be sent: payload and dense weights as the wire has them, rows
+        in the order that the sink likes best.
     count
         Chunks of the payload; 0 for a snapshot, which has none.
     current
@@ -38,9 +39,16 @@ class Job:
 
     head: Head
     since: int | None
-    chunks: Iterator[Chunk]
+    chunks: Iterator[Piece]
     count: int
-    current: Chunk | None = None
+    current: Piece | None = None
+
+
+class Piece(NamedTuple):
+    """A chunk, and whether it goes to the sink's rows or dense weights, or to the payload."""
+
+    chunk: Chunk
+    payload: bool
 
 
 def delta_job(entry: Entry, delta: Delta, before: Head, sink: Sink) -> Job:
@@ -57,9 +65,9 @@ def delta_job(entry: Entry, delta: Delta, before: Head, sink: Sink) -> Job:
     dense = before.dense
     if delta.dense is not None:
         dense = DenseInfo(delta.version, len(delta.dense))
-    chunks = cut_chunks(delta)
+    payload = cut_chunks(delta)
     head = _head_of(entry, delta, before.epoch, tables, dense, sink)
-    return Job(head, entry.since, iter(chunks), len(chunks))
+    return Job(head, entry.since, _pieces(delta, payload, head, sink), len(payload))
 
 
 def snapshot_job(entry: Entry, snapshot: Snapshot, sink: Sink) -> Job:
@@ -72,7 +80,7 @@ def snapshot_job(entry: Entry, snapshot: Snapshot, sink: Sink) -> Job:
     if snapshot.dense is not None:
         dense = DenseInfo(snapshot.version, len(snapshot.dense))
     head = _head_of(entry, snapshot, snapshot.version, tables, dense, sink)
-    return Job(head, None, _cut_snapshot(snapshot), 0)
+    return Job(head, None, _snapshot_pieces(snapshot, head, sink), 0)
 
 
 def _head_of(
@@ -97,11 +105,27 @@ def _head_of(
     )
 
 
-def _cut_snapshot(snapshot: Snapshot) -> Iterator[Chunk]:
-    index = 0
+def _pieces(delta: Delta, payload: list[Chunk], head: Head, sink: Sink) -> Iterator[Piece]:
+    for name, rows in delta.tables.items():
+        yield from _row_pieces(name, rows, head, sink)
+    for chunk in payload:
+        if chunk.kind is Kind.DENSE:
+            yield Piece(chunk, payload=False)
+        yield Piece(chunk, payload=True)
+
+
+def _snapshot_pieces(snapshot: Snapshot, head: Head, sink: Sink) -> Iterator[Piece]:
     for name, keys, values in snapshot.rows:
-        for chunk in cut_rows(name, TableRows(keys, values, keys[:0]), first=index):
-            index = chunk.index + 1
-            yield chunk
+        if len(keys):
+            yield from _row_pieces(name, TableRows(keys, values, keys[:0]), head, sink)
     if snapshot.dense is not None:
-        yield from cut_dense(snapshot.dense, first=index)
+        for chunk in cut_dense(snapshot.dense):
+            yield Piece(chunk, payload=False)
+
+
+def _row_pieces(name: str, rows: TableRows, head: Head, sink: Sink) -> Iterator[Piece]:
+    order = sink.order(name, rows.keys, head)
+    removed = sink.order(name, rows.removed, head)
+    arranged = TableRows(rows.keys[order], rows.values[order], rows.removed[removed])
+    for chunk in cut_rows(name, arranged):
+        yield Piece(chunk, payload=False)

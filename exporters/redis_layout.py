@@ -187,7 +187,7 @@ def decode_bucket(
     """
     keys, values = b"".join(fields[::2]), b"".join(fields[1::2])
     n, width = len(fields) // 2, 4 + 4 * dim
-    if any(len(key) != 8 for key in fields[::2]) or any(len(v) != width for v in fields[1::2]):
+    if set(map(len, fields[::2])) - {8} or set(map(len, fields[1::2])) - {width}:
         raise Corrupt(f"a bucket holds other sizes than 8 bytes of key and {width} of value")
     rows = np.frombuffer(values, np.uint8).reshape(n, width)[:, 4:]
     floats = np.ascontiguousarray(rows).view("<f4").astype(np.float32, copy=False)

@@ -32,6 +32,8 @@ from exporters.redis_session import Session, fence_of, problems
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from exporters.config import Redis
     from exporters.redis_session import Command
     from exporters.version import Head
@@ -124,6 +126,14 @@ class RedisSink:
         expected = self._expected.get(table, redis_layout.EXPECTED_ROWS)
         return redis_layout.buckets_for(max(rows, expected))
 
+    def order(self, table: str, keys: NDArray[np.uint64], head: Head) -> NDArray[np.int64]:
+        """Return the order in which keys are best written: bucket by bucket.
+
+        A command costs Redis far more than a row in it.
+        """
+        bucket = redis_layout.buckets_of(keys, head.tables[table].buckets)
+        return np.lexsort((bucket, bucket % head.groups))
+
     def check(self, dims: Mapping[str, int]) -> list[str]:
         """Return what would spoil the sink for tables of these dims, one sentence each."""
         return problems(self._session, dims, allow_eviction=self._allow_eviction)
@@ -157,7 +167,9 @@ class RedisSink:
         try:
             head = redis_layout.head_from(dict(zip(fields[::2], fields[1::2], strict=True)))
         except Corrupt as error:
-            raise SinkRefused(f"sink {self._name!r}: {error}") from error
+            raise SinkRefused(
+                f"sink {self._name!r}: {error}; delete {self._keys.head} and a snapshot is written"
+            ) from error
         if head is None:
             return None
         # Groups of the head's epoch; a writer with another number writes it anew.
@@ -351,7 +363,9 @@ class RedisSink:
         try:
             pending, filling = (None if raw is None else Note.decode(raw) for raw in found)
         except Corrupt as error:
-            raise SinkRefused(f"sink {self._name!r}: {error}") from error
+            raise SinkRefused(
+                f"sink {self._name!r}: {error}; delete that key and a snapshot is written"
+            ) from error
         return Notes(pending, filling)
 
 

@@ -309,13 +309,14 @@ class Replica:
         if published.since is None or published.epoch != state.epoch:
             self._begin_anew(f"snapshot {published.version} began epoch {published.epoch}")
             return False
-        delta = self._feed.read_delta(published)
         try:
-            with self._changed:
-                state.apply(delta, published.checksum)
-                self._changed.notify_all()
+            prepared = state.prepare(self._feed.read_delta(published), published.checksum)
         except Duplicate:
             return True
+        # Only what must be seen at once keeps lookups waiting.
+        with self._changed:
+            state.commit(prepared)
+            self._changed.notify_all()
         return True
 
     def _look(self, state: ReplicaState) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from exporters.errors import Corrupt, Duplicate, Gap, StaleGeneration, UnknownTable
+from exporters.version import TableRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from exporters.version import Delta, Head, TableRows
+    from exporters.version import Delta, Head
 
-__all__ = ["Applied", "ReplicaState", "RowTable"]
+__all__ = ["Applied", "Prepared", "ReplicaState", "RowTable"]
 
 
 class Applied(NamedTuple):
@@ -24,6 +26,25 @@ class Applied(NamedTuple):
     version: int
     written: int
     removed: int
+
+
+class _Change(NamedTuple):
+    """A change to a table, worked out and not made yet."""
+
+    keys: list[int]
+    slots: list[int]
+    values: NDArray[np.float32]
+    removed: list[int]
+    grown: NDArray[np.float32] | None
+
+
+class Prepared(NamedTuple):
+    """A delta worked out for a state, and not taken yet."""
+
+    delta: Delta
+    checksum: str
+    tables: dict[str, RowTable]
+    changes: dict[str, _Change]
 
 
 class RowTable:
@@ -38,38 +59,52 @@ class RowTable:
     def __len__(self) -> int:
         return len(self._at)
 
-    def write(self, keys: NDArray[np.uint64], values: NDArray[np.float32]) -> None:
-        """Write rows; keys are unique."""
-        at, free = self._at, self._free
-        slots = []
-        for key in keys.tolist():
-            slot = at.get(key)
-            if slot is None:
-                slot = free.pop() if free else len(at)
-                at[key] = slot
-            slots.append(slot)
-        # Free places are below the end, so the end is where the next new row goes.
-        need = len(at) + len(free)
-        if need > len(self._rows):
+    def prepare(self, rows: TableRows) -> _Change:
+        """Work out a change; keys are unique and not among the removed. Nothing is changed."""
+        at, end = self._at, len(self._at) + len(self._free)
+        keys, removed = rows.keys.tolist(), rows.removed.tolist()
+        if at.keys().isdisjoint(keys):
+            new = len(keys)
+            slots = []
+        else:
+            found = [at.get(key, -1) for key in keys]
+            new = found.count(-1)
+            slots = found
+        reused = self._free[len(self._free) - min(new, len(self._free)) :]
+        fresh = [*reversed(reused), *range(end, end + new - len(reused))]
+        if slots:
+            places = iter(fresh)
+            slots = [next(places) if slot < 0 else slot for slot in slots]
+        else:
+            slots = fresh
+        grown = None
+        if (need := end + new - len(reused)) > len(self._rows):
             grown = np.zeros((max(need, 2 * len(self._rows)), self.dim), np.float32)
             grown[: len(self._rows)] = self._rows
-            self._rows = grown
-        self._rows[slots] = values
+        return _Change(keys, slots, rows.values, removed, grown)
 
-    def remove(self, keys: NDArray[np.uint64]) -> int:
-        """Remove rows and return how many there were."""
-        count = 0
-        for key in keys.tolist():
-            slot = self._at.pop(key, None)
-            if slot is not None:
-                self._free.append(slot)
-                count += 1
-        return count
+    def commit(self, change: _Change) -> int:
+        """Make a change that was worked out just before; return how many rows were removed."""
+        if change.grown is not None:
+            self._rows = change.grown
+        before = len(self._at)
+        self._at.update(zip(change.keys, change.slots, strict=True))
+        reused = min(len(self._at) - before, len(self._free))
+        del self._free[len(self._free) - reused :]
+        self._rows[change.slots] = change.values
+        gone = [slot for key in change.removed if (slot := self._at.pop(key, None)) is not None]
+        self._free.extend(gone)
+        return len(gone)
+
+    def write(self, keys: NDArray[np.uint64], values: NDArray[np.float32]) -> None:
+        """Write rows; keys are unique."""
+        self.commit(self.prepare(TableRows(keys, values, keys[:0])))
 
     def lookup(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return rows f32[n, dim], zeros where there is none, and found bool[n]."""
-        get = self._at.get
-        slots = np.array([get(key, -1) for key in keys.tolist()], np.int64)
+        slots = np.fromiter(
+            map(self._at.get, keys.tolist(), itertools.repeat(-1)), np.int64, len(keys)
+        )
         found = slots >= 0
         rows = self._rows[slots]
         rows[~found] = 0.0
@@ -130,7 +165,11 @@ class ReplicaState:
         return self._table(table).lookup(keys)
 
     def apply(self, delta: Delta, checksum: str) -> Applied:
-        """Apply a delta as a whole; when it raises, nothing has changed.
+        """Apply a delta as a whole; when it raises, nothing has changed. Raises as `prepare`."""
+        return self.commit(self.prepare(delta, checksum))
+
+    def prepare(self, delta: Delta, checksum: str) -> Prepared:
+        """Work out a delta while lookups go on; `commit` it before any other.
 
         Raises
         ------
@@ -160,26 +199,24 @@ class ReplicaState:
         for name, dim in delta.dims.items():
             if name in self._tables and self._tables[name].dim != dim:
                 raise Corrupt(f"table {name!r} changed its dim to {dim} without a snapshot")
-        return self._take(delta, checksum)
-
-    def _take(self, delta: Delta, checksum: str) -> Applied:
-        written = removed = 0
         tables = {name: self._tables.get(name) or RowTable(d) for name, d in delta.dims.items()}
-        for name, rows in delta.tables.items():
-            written += len(rows.keys)
-            removed += self._change(tables[name], rows)
-        self._tables = tables
+        changes = {name: tables[name].prepare(rows) for name, rows in delta.tables.items()}
+        return Prepared(delta, checksum, tables, changes)
+
+    def commit(self, prepared: Prepared) -> Applied:
+        """Take a delta that was worked out."""
+        delta = prepared.delta
+        written = sum(len(change.keys) for change in prepared.changes.values())
+        removed = sum(
+            prepared.tables[name].commit(change) for name, change in prepared.changes.items()
+        )
+        self._tables = prepared.tables
         if delta.dense is not None:
             self.dense, self.dense_missing = delta.dense, False
-        self.version, self.checksum = delta.version, checksum
+        self.version, self.checksum = delta.version, prepared.checksum
         self.generation, self.step = delta.generation, delta.step
         self.watermark, self.positions = delta.watermark, delta.positions
         return Applied(delta.version, written, removed)
-
-    def _change(self, table: RowTable, rows: TableRows) -> int:
-        removed = table.remove(rows.removed)
-        table.write(rows.keys, rows.values)
-        return removed
 
     def _table(self, name: str) -> RowTable:
         try:

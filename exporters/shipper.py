@@ -35,10 +35,10 @@ from exporters.errors import (
     SnapshotHeld,
     StaleGeneration,
 )
-from exporters.job import Job, delta_job, snapshot_job
+from exporters.job import Job, Piece, delta_job, snapshot_job
 from exporters.log import Log, covers, knows, pick
 from exporters.sink import Status
-from exporters.wire import Chunk, Kind, encode_chunk
+from exporters.wire import Kind, encode_chunk
 
 if TYPE_CHECKING:
     from exporters.sink import Sink, Snapshot, SnapshotSource
@@ -310,18 +310,18 @@ class Shipper:
         job.current = None
         self._on_step("D4")
 
-    def _send(self, job: Job, chunk: Chunk) -> None:
-        head, generation = job.head, self._generation
-        if chunk.kind is Kind.ROWS:
+    def _send(self, job: Job, piece: Piece) -> None:
+        head, chunk, generation = job.head, piece.chunk, self._generation
+        if piece.payload:
+            data = encode_chunk(chunk, version=head.version, count=job.count)
+            self.sink.put_payload(chunk.index, data, head, generation=generation)
+        elif chunk.kind is Kind.DENSE:
+            self.sink.put_dense(chunk, head, generation=generation)
+        else:
             self.sink.put(chunk, head, generation=generation)
             if self._max_rows_per_s is not None:
                 cost = (len(chunk.keys) + len(chunk.removed)) / self._max_rows_per_s
                 self._pace_until = max(self._pace_until, self._now()) + cost
-        elif chunk.kind is Kind.DENSE:
-            self.sink.put_dense(chunk, head, generation=generation)
-        if job.since is not None:
-            data = encode_chunk(chunk, version=head.version, count=job.count)
-            self.sink.put_payload(chunk.index, data, head, generation=generation)
 
     def _commit(self, job: Job) -> None:
         outcome = self.sink.commit(
@@ -331,12 +331,14 @@ class Shipper:
             expect=self._head,
             chunks=job.count,
         )
-        self._head, self._job = job.head, None
-        self._seen(job.head.version)
-        self._trim_due = True
+        # In this order another thread that asks what the log must keep never sees a gap.
+        self._head = job.head
         if job.since is None:
             self._needs_snapshot = self._accept_small = False
             self._drop_at = self._now() + self._epoch_grace_s
+        self._job = None
+        self._seen(job.head.version)
+        self._trim_due = True
         _logger.log(
             logging.INFO if job.since is None else logging.DEBUG,
             "%s: sink=%s version=%d since=%s",

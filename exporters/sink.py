@@ -114,6 +114,9 @@ class Sink(Protocol):
     def buckets(self, table: str, rows: int) -> int:
         """Return the number of buckets for a table of `rows` rows in a new epoch."""
 
+    def order(self, table: str, keys: NDArray[np.uint64], head: Head) -> NDArray[np.int64]:
+        """Return the order i64[n] in which a table's keys u64[n] are best written."""
+
     def check(self, dims: Mapping[str, int]) -> list[str]:
         """Return what would spoil the sink for tables of these dims, one sentence each."""
 

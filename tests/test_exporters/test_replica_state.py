@@ -161,18 +161,21 @@ def test_it_serves_from_its_target_on() -> None:
     assert state.serves
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 200), max_size=90)), max_size=12))
-def test_a_table_is_a_dict_of_rows(steps: list[tuple[bool, set[int]]]) -> None:
+SOME = st.sets(st.integers(0, 200), max_size=90)
+
+
+@given(st.lists(st.tuples(SOME, SOME), max_size=12))
+def test_a_table_is_a_dict_of_rows(steps: list[tuple[set[int], set[int]]]) -> None:
     table, model = RowTable(2), {}
-    for number, (remove, keys) in enumerate(steps):
-        chosen = np.array(sorted(keys), np.uint64)
-        if remove:
-            assert table.remove(chosen) == len(keys & set(model))
-            model = {k: v for k, v in model.items() if k not in keys}
-        else:
-            values = np.stack([chosen, np.full(len(chosen), number)], axis=1).astype(np.float32)
-            table.write(chosen, values)
-            model.update(zip(sorted(keys), values.tolist(), strict=True))
+    for number, (written, removed) in enumerate(steps):
+        keys, gone = sorted(written), sorted(removed - written)
+        values = np.array([[key, number] for key in keys], np.float32).reshape(-1, 2)
+        rows = TableRows(np.array(keys, np.uint64), values, np.array(gone, np.uint64))
+        change = table.prepare(rows)
+        assert len(table) == len(model)
+        assert table.commit(change) == len(set(gone) & set(model))
+        model = {k: v for k, v in model.items() if k not in gone}
+        model.update(zip(keys, values.tolist(), strict=True))
         assert len(table) == len(model)
     rows, found = table.lookup(np.arange(201, dtype=np.uint64))
     assert found.tolist() == [k in model for k in range(201)]
