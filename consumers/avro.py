@@ -1,4 +1,4 @@
-"""Avro in its binary form, bare: a message is one encoded record and nothing else.
+"""Avro in its binary form: a message is one encoded record, behind a frame if there is one.
 
 A batch of messages runs through an operation table (:mod:`consumers._avro_table`) into columns,
 with no Python object per field. What the table refuses goes the general way, record by record
@@ -15,8 +15,9 @@ import io
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import fastavro
 import numpy as np
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 from consumers import _decode_kernels as kernels
 from consumers._avro_schema import AvroSchema, Schema, read_schema
 from consumers._avro_table import NotCovered, OperationTable, compile_table
+from consumers._framing import SCHEMA_HEADER, Framing, crc_key, frame
 from consumers._raw_columns import RawDecoder, RawLayout
 from consumers.config import Avro
-from consumers.errors import DecodeError
+from consumers.errors import DecodeError, SpecError
 from consumers.features import Layout, Record, Spec
 from consumers.source import Bad, Columns, Decoded, Message
 
@@ -47,17 +49,39 @@ def warm_up() -> None:
     kernels.warm_up()
 
 
+class Schemas(Protocol):
+    """Where schemas are looked up; :class:`consumers.registry.RegistrySchemas` is one."""
+
+    def schema(self, key: str) -> Schema:
+        """Return the schema of a frame.
+
+        Raises
+        ------
+        RegistryUnavailable
+            It can't be had at the moment.
+        DecodeError
+            There is none.
+        """
+        ...
+
+
 class AvroDecoder:
-    """Decode messages of one schema into samples.
+    """Decode messages into samples that are described by one schema.
 
     One thread at a time may use it, and what it made.
 
     Parameters
     ----------
     schema
-        The schema of the messages, in JSON form.
+        The schema of the messages, in JSON form; framed ones may have been written with others.
     spec
         What samples are made of.
+    framing
+        What stands before the records.
+    schemas
+        Where the schemas that frames name are looked up.
+    writers
+        Further schemas that single objects may be written with.
 
     Raises
     ------
@@ -65,7 +89,17 @@ class AvroDecoder:
         The schema is invalid, or doesn't fit the description.
     """
 
-    def __init__(self, schema: Schema, spec: Spec) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        spec: Spec,
+        *,
+        framing: Framing = "bare",
+        schemas: Schemas | None = None,
+        writers: Sequence[Schema] = (),
+    ) -> None:
+        self._framing = framing
+        self._schemas = schemas
         self._schema = AvroSchema(schema)
         self.layout = Layout(self._schema.fields, spec, kernels.fingerprint64_many)
         raw = RawLayout(self._schema.fields, spec)
@@ -76,15 +110,52 @@ class AvroDecoder:
             tuple(p for p in raw.slots.by_field if "." in p),
         )
         self._own = WriterDecoder(self._schema, None, self._samples)
+        self._by_key: dict[str, WriterDecoder | DecodeError] = {}
+        if framing == "single_object":
+            self._by_key[crc_key(self._schema)] = self._own
+            for n, writer in enumerate(writers):
+                made = self.written_by(writer, name=f"writers[{n}]")
+                self._by_key[crc_key(AvroSchema(writer))] = made
 
     @classmethod
-    def from_config(cls, config: Avro, spec: Spec) -> "AvroDecoder":
-        """Read the schema that the config names."""
-        return cls(read_schema(config.schema), spec)
+    def from_config(
+        cls, config: Avro, spec: Spec, *, schemas: Schemas | None = None
+    ) -> "AvroDecoder":
+        """Read the schemas that the config names."""
+        return cls(
+            read_schema(config.schema),
+            spec,
+            framing=config.framing,
+            schemas=schemas,
+            writers=[read_schema(path) for path in config.writers],
+        )
+
+    @property
+    def header(self) -> str | None:
+        """The header that ``schema_id`` of a message should hold, None where none is read."""
+        return SCHEMA_HEADER if self._framing == "confluent" else None
 
     def decode(self, messages: Sequence[Message]) -> Decoded:
-        """Decode each message for itself; what can't be decoded comes back as bad."""
-        return self._own.decode(messages)
+        """Decode each message for itself; what can't be decoded comes back as bad.
+
+        Raises
+        ------
+        RegistryUnavailable
+            The schema of a message can't be had at the moment: decode them all again later.
+        """
+        if self._framing == "bare":
+            return self._own.decode(messages)
+        groups: dict[str, list[int]] = {}
+        bodies: list[Message] = []
+        for i, message in enumerate(messages):
+            key, body = self._unframed(message)
+            groups.setdefault(key, []).append(i)
+            bodies.append(body)
+        parts = [
+            (members, self._writer(key).decode([bodies[i] for i in members]))
+            for key, members in groups.items()
+        ]
+        return _together(messages, parts) if parts else self._own.decode(messages)
 
     def columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
         """Decode values by columns alone, and tell which became samples; nothing of the others.
@@ -107,6 +178,38 @@ class AvroDecoder:
         writer = AvroSchema(schema, name=name)
         reader = None if writer.same_as(self._schema) else self._schema
         return WriterDecoder(writer, reader, self._samples)
+
+    def _unframed(self, message: Message) -> tuple[str, Message]:
+        """Take a message out of its frame; the key is empty for what needs no schema."""
+        if message.record is not None or not message.value:
+            return "", message
+        try:
+            found = frame(self._framing, message.value, message.schema_id)
+            self._writer(found.key)
+        except DecodeError as fault:
+            return "", message._replace(record=fault)
+        body = message.value[found.size :]
+        if not body:
+            return "", message._replace(record=DecodeError("truncated", "nothing but a frame"))
+        return found.key, message._replace(value=body)
+
+    def _writer(self, key: str) -> "WriterDecoder":
+        """Return the decoder for a key; raises DecodeError or RegistryUnavailable."""
+        if not key:
+            return self._own
+        known = self._by_key.get(key)
+        if known is None:
+            if self._schemas is None:
+                raise DecodeError("unknown_schema", f"no known schema has the key {key}")
+            schema = self._schemas.schema(key)
+            try:
+                known = self.written_by(schema, name=f"schema {key}")
+            except SpecError as error:
+                known = DecodeError("schema", str(error))
+            self._by_key[key] = known
+        if isinstance(known, DecodeError):
+            raise DecodeError(known.reason, known.detail)
+        return known
 
 
 class EncodedRecord(NamedTuple):
@@ -247,6 +350,27 @@ class WriterDecoder:
         for path in self._samples.paths:
             record[path] = _dig(record, path.split("."))
         return record
+
+
+def _together(
+    messages: Sequence[Message], parts: Sequence[tuple[Sequence[int], Decoded]]
+) -> Decoded:
+    """Put what was decoded in groups of messages, named by their indexes, back in order."""
+    bad: dict[int, Bad] = {}
+    good: list[NDArray[np.int64]] = []
+    for members, part in parts:
+        at = np.array(members, np.int64)
+        good.append(at[part.good])
+        is_bad = np.ones(len(at), np.bool_)
+        is_bad[part.good] = False
+        for i, found in zip(at[is_bad].tolist(), part.bad, strict=True):
+            bad[i] = replace(found, value=messages[i].value)
+    both = np.concatenate(good)
+    columns = Columns.concat([part.columns for _, part in parts])
+    if len(parts) > 1:
+        order = np.argsort(both)
+        columns, both = columns.take(order), both[order]
+    return Decoded(columns, both, tuple(bad[i] for i in sorted(bad)))
 
 
 def _dig(value: Any, path: Sequence[str]) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "Label",
     "Latest",
     "Log1p",
+    "Registry",
     "Sample",
     "Security",
     "Source",
@@ -116,11 +117,63 @@ class Kafka(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     options: dict[str, Any] = {}
 
 
+class Registry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Confluent-compatible schema registry. Name and password come by environment variables."""
+
+    url: str
+    username_env: str | None = None
+    password_env: str | None = None
+    ca: str | None = None
+    timeout: Annotated[int, msgspec.Meta(ge=100, extra={"unit": "duration"})] = 5000
+
+    def __post_init__(self) -> None:
+        """Refuse half of a login, and a secret in the address.
+
+        Raises
+        ------
+        ValueError
+            As said.
+        """
+        if "@" in self.url:
+            raise ValueError("registry url holds a login; name it by username_env and password_env")
+        if (self.username_env is None) != (self.password_env is None):
+            raise ValueError("registry needs both username_env and password_env, or neither")
+
+
 class Avro(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Avro messages. ``schema`` is the path of the schema in JSON; ``bare`` has no frame."""
+    """Avro messages, read by one schema whatever they were written with.
+
+    Attributes
+    ----------
+    schema
+        Path of the schema that samples are described by, in JSON.
+    framing
+        ``bare``: nothing but the record, written with ``schema``. ``confluent``: 0x00 and an id,
+        0x01 and a GUID, or either in the header ``__value_schema_id``. ``single_object``: Avro's
+        own, a fingerprint of the schema.
+    registry
+        Where ids and GUIDs are looked up.
+    writers
+        Paths of further schemas that single objects may be written with.
+    """
 
     schema: str
-    framing: Literal["bare"] = "bare"
+    framing: Literal["bare", "confluent", "single_object"] = "bare"
+    registry: Registry | None = None
+    writers: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Refuse what the framing has no use for.
+
+        Raises
+        ------
+        ValueError
+            As said.
+        """
+        if (self.framing == "confluent") != (self.registry is not None):
+            raise ValueError("framing confluent needs a registry, and no other framing takes one")
+        if self.writers and self.framing != "single_object":
+            raise ValueError("writers belong to framing single_object")
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

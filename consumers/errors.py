@@ -5,6 +5,7 @@
     ConsumerError
     ├── SpecError (ValueError)              the config and the schema don't fit: fix either
     ├── SourceUnavailable (ConnectionError) nothing answers: try again later
+    │   └── RegistryUnavailable             no schema for a message yet: it waits, and so do later ones
     ├── SourceCorrupt (ValueError)          stored samples are damaged: repair or leave the file out
     ├── PositionLost (LookupError)          the position points to what doesn't exist: decide by hand
     └── DecodeError (ValueError)            one message is bad: a dead letter, never the end of a run
@@ -24,6 +25,10 @@ class SpecError(ConsumerError, ValueError):
 
 class SourceUnavailable(ConsumerError, ConnectionError):
     """The source doesn't answer, or answers with a refusal."""
+
+
+class RegistryUnavailable(SourceUnavailable):
+    """The schema of a message can't be had at the moment; the message stays where it is."""
 
 
 class SourceCorrupt(ConsumerError, ValueError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from consumers.errors import RegistryUnavailable
 from consumers.source import Bad, Batch, Columns, Decoded, Decoder, Message, Partition
 
 PATIENCE_S = 0.2
@@ -51,6 +52,7 @@ class Gathering:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.position: dict[Partition, int] = {}
+        self.trouble: str | None = None
         self._decoder = decoder
         self._fetch = fetch
         self._ended = ended
@@ -92,12 +94,14 @@ class Gathering:
                 return self._hand_over()
             pending = len(self._messages) - self._decoded
             if pending >= missing:
-                self._decode(missing)
+                if not self._decode(missing):
+                    return None
                 continue
             if stop():
                 return None
             if self._ended() or self._is_late(wait_ms):
-                self._decode(pending)
+                if not self._decode(pending):
+                    return None
                 return self._hand_over() if self._messages else None
             if self._now() >= patience:
                 return None
@@ -120,13 +124,21 @@ class Gathering:
             self._first_at = self._now()
         self._messages.extend(messages)
 
-    def _decode(self, count: int) -> None:
+    def _decode(self, count: int) -> bool:
+        """Decode staged messages; False when they have to wait for their schema."""
         if count:
             chunk = self._messages[self._decoded : self._decoded + count]
-            part = self._decoder.decode(chunk)
+            try:
+                part = self._decoder.decode(chunk)
+            except RegistryUnavailable as error:
+                self.trouble = str(error)
+                time.sleep(POLL_S)
+                return False
             self._parts.append(part)
             self._decoded += len(chunk)
             self._good += part.columns.size
+        self.trouble = None
+        return True
 
     def _forget_decoded(self) -> None:
         self._parts = []

@@ -54,6 +54,8 @@ class KafkaSource:
         Brokers, topics, start policy.
     decoder
         Turns message values into samples.
+    header
+        Header that names the schema of a value, for decoders that look at it.
     connect_s
         How long :meth:`open` may wait for each answer.
     now
@@ -67,10 +69,12 @@ class KafkaSource:
         config: Kafka,
         decoder: Decoder,
         *,
+        header: str | None = None,
         connect_s: float = 10.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._header = header
         self._connect_s = connect_s
         self._now = now
         self._consumer: Consumer | None = None
@@ -153,7 +157,7 @@ class KafkaSource:
 
     def trouble(self) -> str | None:
         """Why Kafka can't be read at the moment, or None."""
-        return self._trouble
+        return self._trouble or self._gathering.trouble
 
     def commit(self, position: Mapping[Partition, int]) -> None:
         """Show a position to lag dashboards, if the config names a group."""
@@ -286,7 +290,10 @@ class KafkaSource:
     def _message(self, message: KafkaMessage) -> Message:
         partition = self._partitions[message.topic(), message.partition()]  # type: ignore[index]
         offset: int = message.offset()  # type: ignore[assignment]
-        return Message(partition, offset, message.value(), message.timestamp()[1])
+        schema_id = None if self._header is None else _header(message, self._header)
+        return Message(
+            partition, offset, message.value(), message.timestamp()[1], schema_id=schema_id
+        )
 
     def _relist(self) -> None:
         """Find new partitions, and whether the cluster answers."""
@@ -339,6 +346,16 @@ class KafkaSource:
         if lasting or error.code() in _DOWN:
             self._trouble = f"Kafka at {self._config.brokers}: {error.str()}"
             self._relist_at = min(self._relist_at, self._now() + RETRY_S)
+
+
+def _header(message: KafkaMessage, name: str) -> bytes | None:
+    """Return the last header of this name that holds bytes."""
+    found = None
+    headers: Any = message.headers()
+    for key, value in headers or ():
+        if key == name and isinstance(value, bytes):
+            found = value
+    return found
 
 
 def _on_commit(error: KafkaError | None, _: Any) -> None:

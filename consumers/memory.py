@@ -76,8 +76,8 @@ class Memory:
         return {p: len(values) - position.get(p, 0) for p, values in self._values.items()}
 
     def trouble(self) -> str | None:
-        """Return None: memory doesn't fail."""
-        return None
+        """Why messages have to wait for their schema; memory itself doesn't fail."""
+        return self._gathering.trouble
 
     def commit(self, position: Mapping[Partition, int]) -> None:
         """Do nothing: nobody watches."""

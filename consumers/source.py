@@ -38,6 +38,8 @@ REASONS: Mapping[str, str] = {
     "trailing": "bytes are left behind the record",
     "range": "a number, length, enum or union index out of its range",
     "not_utf8": "a string that isn't UTF-8",
+    "bad_magic": "the value doesn't begin as the framing says",
+    "unknown_schema": "nobody knows the schema that the value was written with",
     "schema": "the value doesn't fit the schema",
     "time": "no event time, or one out of range",
     "label": "no label, or one that the loss can't use",
@@ -60,7 +62,7 @@ class Message(NamedTuple):
     """One message as fetched.
 
     ``record`` is the value decoded already, where the source had to look into it, or why it
-    could not be.
+    could not be. ``schema_id`` is the header that names the value's schema, where one is asked for.
     ``append_time_ms`` is the time that the log gives to the message, -1 where it gives none.
     """
 
@@ -69,6 +71,7 @@ class Message(NamedTuple):
     value: bytes | None
     append_time_ms: int = -1
     record: Mapping[str, Any] | DecodeError | None = None
+    schema_id: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,8 @@ def kafka_source(config: Config) -> Source:
     kafka = config.source.kafka
     if kafka is None:
         raise ConfigError(["source.kafka: missing; `run` needs a topic to read"])
-    return KafkaSource(kafka, decoder(config))
+    found = decoder(config)
+    return KafkaSource(kafka, found, header=found.header)
 
 
 def files_source(config: Config, paths: Sequence[str]) -> Source:
@@ -123,7 +124,14 @@ def files_source(config: Config, paths: Sequence[str]) -> Source:
 
 def decoder(config: Config) -> AvroDecoder:
     """Build what turns message values into samples."""
-    return AvroDecoder.from_config(config.source.decode.avro, Spec(config.sample, config.features))
+    avro = config.source.decode.avro
+    schemas = None
+    if avro.registry is not None:
+        from consumers.registry import RegistrySchemas
+
+        # Beside the cuts: a start must not depend on the registry being up.
+        schemas = RegistrySchemas(avro.registry, cache=Path(config.checkpoint.dir) / "schemas")
+    return AvroDecoder.from_config(avro, Spec(config.sample, config.features), schemas=schemas)
 
 
 def sinks(config: Config, environment: Mapping[str, str] = os.environ) -> list[Sink]:

@@ -10,11 +10,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from consumers import Batch, Partition, PositionLost, SourceUnavailable, SpecError
-from consumers.config import Kafka, Latest, Timestamp
+from consumers.avro import AvroDecoder
+from consumers.config import Kafka, Latest, Registry, Timestamp
 from consumers.kafka import RELIST_S, KafkaSource
+from consumers.registry import RegistrySchemas
 from tests.contracts.source import Maker, Opener, Records, SourceContract, drain, ids
+from tests.doubles.registry import StubRegistry
 from tests.services.service import free_ports
-from tests.test_consumers.clicks import START_MS, click, decoder, encode
+from tests.test_consumers.clicks import SCHEMA, SPEC, START_MS, click, decoder, encode
 
 
 def produce(bootstrap: str, topic: str, messages: Sequence[tuple[int, bytes | None]]) -> None:
@@ -328,3 +331,44 @@ def test_a_broker_that_goes_and_comes_back(kafka_broker: Any, kafka_topic: Any) 
             source.batch(1, 10, lambda: False)
             assert source.trouble() is None
         assert learned == list(range(15))
+
+
+def test_framed_messages_with_the_schema_in_front_and_in_a_header(
+    bootstrap: str, kafka_topic: Any
+) -> None:
+    """Producers of the newest clients put the id into a header, and the old ones stay."""
+    topic = kafka_topic()
+    prefix = b"\x00\x00\x00\x00\x07"
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+    producer.produce(topic, prefix + encode(click(0)), partition=0)
+    producer.produce(
+        topic,
+        encode(click(1)),
+        partition=0,
+        headers={"trace": b"x", "__value_schema_id": prefix},
+    )
+    producer.produce(topic, encode(click(2)), partition=0)
+    assert producer.flush(20) == 0
+    with StubRegistry() as registry:
+        registry.add("ids/7", SCHEMA)
+        framed = AvroDecoder(
+            SCHEMA,
+            SPEC,
+            framing="confluent",
+            schemas=RegistrySchemas(Registry(url=registry.url, timeout=500)),
+        )
+        config = Kafka(brokers=bootstrap, topics=[topic])
+        registry.status = 503
+        with closing(KafkaSource(config, framed, header=framed.header)) as source:
+            source.open(None)
+            until = time.monotonic() + 20
+            while source.trouble() is None:
+                assert source.batch(10, 50, lambda: False) is None
+                assert time.monotonic() < until
+            assert "doesn't answer" in str(source.trouble())
+            registry.status = 200
+            [*batches] = drain(source, 10, 3, wait_ms=50)
+            assert source.trouble() is None
+    assert numbers(batches) == [0, 1]
+    [bad] = [b for batch in batches for b in batch.bad]
+    assert (bad.offset, bad.reason) == (2, "bad_magic")
