@@ -10,6 +10,7 @@
     │   ├── SinkUnavailable (ConnectionError)  not reached: nothing was decided, try again
     │   ├── OutcomeUnknown (ConnectionError)   broke while deciding: look before going on
     │   ├── SinkRefused                      reached and refused: out of memory, read-only, ...
+    │   ├── SinkUnfit                        reached, and may lose rows without a word
     │   ├── SinkLostTime                     the sink is older than what it acknowledged
     │   ├── FenceTaken                       S3: another generation is at or above ours
     │   ├── FenceLost                        the fence is not ours (any more)
@@ -43,6 +44,7 @@ __all__ = [
     "SinkLostTime",
     "SinkRefused",
     "SinkUnavailable",
+    "SinkUnfit",
     "SnapshotHeld",
     "StaleGeneration",
     "UnknownTable",
@@ -80,6 +82,10 @@ class OutcomeUnknown(SinkError, ConnectionError):
 
 class SinkRefused(SinkError):
     """The sink was reached and refused to write, for a reason that an operator can see to."""
+
+
+class SinkUnfit(SinkError):
+    """The sink is set up so that it may drop rows silently, and nobody allowed it."""
 
 
 class SinkLostTime(SinkError):

@@ -16,7 +16,7 @@ from redis import ConnectionPool, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from exporters.errors import FenceLost, SinkLostTime, SinkRefused, SinkUnavailable
+from exporters.errors import FenceLost, SinkLostTime, SinkRefused, SinkUnavailable, SinkUnfit
 
 if TYPE_CHECKING:
     import socket
@@ -202,7 +202,13 @@ def fence_of(value: bytes | None) -> int | None:
 
 
 def problems(session: Session, dims: Mapping[str, int], *, allow_eviction: bool) -> list[str]:
-    """Return what would spoil a Redis for tables of these dims, one sentence each."""
+    """Return what would make a Redis costly for tables of these dims, one sentence each.
+
+    Raises
+    ------
+    SinkUnfit
+        Its eviction policy may drop rows silently, and `allow_eviction` is off.
+    """
     found = []
     info = session.call("INFO", "memory").decode(errors="replace")
     facts = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
@@ -210,12 +216,11 @@ def problems(session: Session, dims: Mapping[str, int], *, allow_eviction: bool)
     if policy != "noeviction" and not policy.startswith("volatile"):
         text = (
             f"Redis {session.name!r} may drop rows silently: maxmemory-policy is {policy};"
-            " set it to noeviction"
+            " set it to noeviction, or allow it by export.redis.allow_eviction"
         )
-        if allow_eviction:
-            _logger.warning("%s (allow_eviction is on)", text)
-        else:
-            found.append(text)
+        if not allow_eviction:
+            raise SinkUnfit(text)
+        _logger.warning("%s (it is allowed)", text)
     width = 4 + 4 * max(dims.values(), default=0)
     wanted = {"hash-max-listpack-value": width, "hash-max-listpack-entries": BUCKET_ENTRIES}
     for name, limit in _listpack_limits(session).items():

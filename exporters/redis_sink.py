@@ -135,7 +135,7 @@ class RedisSink:
         return np.lexsort((bucket, bucket % head.groups))
 
     def check(self, dims: Mapping[str, int]) -> list[str]:
-        """Return what would spoil the sink for tables of these dims, one sentence each."""
+        """Return what would make this Redis costly for tables of these dims."""
         return problems(self._session, dims, allow_eviction=self._allow_eviction)
 
     def take_fence(self, generation: int) -> Head | None:

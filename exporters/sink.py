@@ -118,7 +118,15 @@ class Sink(Protocol):
         """Return the order i64[n] in which a table's keys u64[n] are best written."""
 
     def check(self, dims: Mapping[str, int]) -> list[str]:
-        """Return what would spoil the sink for tables of these dims, one sentence each."""
+        """Return what would make the sink costly for tables of these dims, one sentence each.
+
+        Raises
+        ------
+        SinkUnfit
+            It may drop rows silently, and its config does not allow that.
+        SinkUnavailable, SinkRefused
+            It can't be asked.
+        """
 
     def take_fence(self, generation: int) -> Head | None:
         """S3: raise the fence to `generation` and answer the head; again by the same: the same.

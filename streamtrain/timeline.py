@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from consumers.source import Partition, Source
+from exporters.errors import SinkRefused, SinkUnavailable, SinkUnfit
 from exporters.log import Log
 from exporters.publisher import Publisher
 from exporters.sink import Sink
@@ -30,6 +31,7 @@ from streamtrain import start
 from streamtrain.cut import Checkpoints, Cut, Moment
 from streamtrain.dead_letters import DeadLetters
 from streamtrain.delta import draft
+from streamtrain.errors import StartRefused
 from streamtrain.faults import OnStep, nothing
 from streamtrain.snapshots import CutSnapshots
 from streamtrain.trainer import Trainer
@@ -166,6 +168,7 @@ class Timeline:
             _log.info("continuing from %s", claimed.cut.path.name)
             parts.on_cut(claimed.cut)
         self.trainer = parts.trainer(claimed.cut)
+        self._look_at_sinks()
         self.version = claimed.cut.version if claimed.cut else 0
         log = Log(self._checkpoints.folder / "log", max_bytes=self._log_max_bytes)
         if claimed.cut is None:
@@ -203,6 +206,18 @@ class Timeline:
                 self._letters.cut_back(self.cut.state()["lengths"].get("dead_letters", 0))
             self.trainer.position = dict(parts.source.open(self.trainer.position))
         self._on_step("S6")
+
+    def _look_at_sinks(self) -> None:
+        """Refuse a sink that may lose rows silently; say what would make one costly."""
+        dims = {name: table.dim for name, table in self.trainer.store.tables.items()}
+        for sink in self._parts.sinks:
+            try:
+                for problem in sink.check(dims):
+                    _log.warning("%s", problem)
+            except SinkUnfit as error:
+                raise StartRefused(str(error)) from error
+            except (SinkUnavailable, SinkRefused) as error:
+                _log.warning("%s can't be looked at: %s", sink.name, error)
 
     # ---- boundary
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,19 @@ import pytest
 
 from consumers.memory import Memory
 from consumers.source import Partition
+from exporters.errors import SinkUnfit
 from sparse_store.store import SparseStore
 from streamtrain import assembly
 from streamtrain.config import Config
 from streamtrain.cut import Checkpoints
 from streamtrain.daemon import Daemon
-from streamtrain.errors import ConfigError, EmptyStartRefused, LockHeld, NonFinite
+from streamtrain.errors import (
+    ConfigError,
+    EmptyStartRefused,
+    LockHeld,
+    NonFinite,
+    StartRefused,
+)
 from streamtrain.replaying import replay
 from streamtrain.report import Report
 from streamtrain.timeline import Parts
@@ -200,6 +208,19 @@ def test_an_unreachable_sink_stops_only_an_empty_start(tmp_path: Path) -> None:
     assert head is not None
     assert head.version == report.version
     assert sorted(server.table("own")) == list(range(320))
+
+
+def test_a_sink_that_may_lose_rows_silently_stops_the_start(tmp_path: Path) -> None:
+    class Forgetful(MemorySink):
+        def check(self, dims: Mapping[str, int]) -> list[str]:
+            assert dims["item"] == 4
+            raise SinkUnfit("maxmemory-policy is allkeys-lru")
+
+    config = config_in(tmp_path)
+    parts = _parts(config, values(32), [])
+    parts.sinks.append(Forgetful(MemoryServer()))
+    with pytest.raises(StartRefused, match="allkeys-lru"):
+        Daemon(config, parts).run()
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
