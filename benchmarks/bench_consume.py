@@ -29,6 +29,7 @@ import numpy as np
 from consumers.avro import AvroDecoder, warm_up
 from consumers.config import Feature, Label, Sample, TimeField
 from consumers.features import Spec
+from consumers.files import Files
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "bench"
@@ -211,6 +212,34 @@ def avro(strings: int) -> list[Result]:
     ]
 
 
+def replay() -> list[Result]:
+    """Compare readers of Avro files: ours gives batches with positions, theirs gives records."""
+    shape = schema()
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "clicks.avro")
+        with Path(path).open("wb") as out:
+            fastavro.writer(out, fastavro.parse_schema(shape), records(BATCH * BATCHES))
+        decoder = AvroDecoder(shape, spec())
+
+        def ours() -> int:
+            count = 0
+            source = Files([path], decoder)
+            source.open(None)
+            while not source.exhausted:
+                batch = source.batch(BATCH, None, lambda: False)
+                count += 0 if batch is None else batch.columns.size
+            source.close()
+            assert count == BATCH * BATCHES
+            return count
+
+        def by_fastavro() -> int:
+            with Path(path).open("rb") as file:
+                return sum(1 for _ in fastavro.reader(file))
+
+        figures = in_turn({"ours": lambda: cpu_us(ours), "fastavro": lambda: cpu_us(by_fastavro)})
+    return [ratio("replay.avro_files.vs_fastavro", figures, "fastavro", 20, 30)]
+
+
 # report
 
 
@@ -251,7 +280,7 @@ def report(results: Sequence[Result]) -> None:
 def main() -> int:
     """Run everything, print the table, write the JSON."""
     warm_up()
-    results = [*avro(strings=0), *avro(strings=10)]
+    results = [*avro(strings=0), *avro(strings=10), *replay()]
     report(results)
     return 0
 

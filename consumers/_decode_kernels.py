@@ -393,8 +393,40 @@ def _fingerprint_many(data: Bytes, offsets: Longs, out: NDArray[np.uint64]) -> N
 
 
 @njit(cache=True, nogil=True)
+def _number(data: Bytes, at: np.int64) -> tuple[np.uint64, np.int64, np.uint64]:
+    """Read a varint of ``uint8[:]`` at ``at``: (bits uint64, next position, 1 where malformed).
+
+    Reads up to ten bytes, whatever ends before: the caller compares the position afterwards.
+    """
+    word = _fetch64(data, at)
+    stops = ~word & HIGH_BITS
+    if stops != np.uint64(0):
+        used = _trailing_zeros(stops) + np.uint64(1)
+        bits = _seven_of_eight(word & (ALL_BITS >> (np.uint64(64) - used)))
+        return bits, at + np.int64(used >> np.uint64(3)), np.uint64(0)
+    ninth = _fetch8(data, at + 8)
+    tenth = _fetch8(data, at + 9)
+    more = ninth >> np.uint64(7)
+    bits = _seven_of_eight(word)
+    bits |= (ninth & np.uint64(0x7F)) << np.uint64(56)
+    bits |= (tenth & more) << np.uint64(63)
+    return bits, at + 9 + np.int64(more), more & np.uint64(tenth > np.uint64(1))
+
+
+@njit(cache=True, nogil=True)
+def _signed(bits: np.uint64) -> np.int64:
+    """The int64 that a zigzag number (uint64) stands for."""
+    return np.int64((bits >> np.uint64(1)) ^ (np.uint64(0) - (bits & np.uint64(1))))
+
+
+@njit(cache=True, nogil=True)
 def _varint(data: Bytes, at: np.int64, end: np.int64) -> tuple[int, np.int64, np.int64]:
     """Read a zigzag varint of ``uint8[:]`` at ``at``: (status, value int64, next position)."""
+    if end - at >= 10:
+        bits, after, wrong = _number(data, at)
+        if wrong != np.uint64(0):
+            return OUT_OF_RANGE, np.int64(0), at
+        return OK, _signed(bits), after
     bits = np.uint64(0)
     for i in range(10):
         if at + i >= end:
@@ -523,33 +555,6 @@ def _split_block(
             return outcome, i, at
         ends[i] = at
     return (OK if at == len(data) else TRAILING), len(ends), at
-
-
-@njit(cache=True, nogil=True)
-def _number(data: Bytes, at: np.int64) -> tuple[np.uint64, np.int64, np.uint64]:
-    """Read a varint of ``uint8[:]`` at ``at``: (bits uint64, next position, 1 where malformed).
-
-    Reads up to ten bytes, whatever ends before: the caller compares the position afterwards.
-    """
-    word = _fetch64(data, at)
-    stops = ~word & HIGH_BITS
-    if stops != np.uint64(0):
-        used = _trailing_zeros(stops) + np.uint64(1)
-        bits = _seven_of_eight(word & (ALL_BITS >> (np.uint64(64) - used)))
-        return bits, at + np.int64(used >> np.uint64(3)), np.uint64(0)
-    ninth = _fetch8(data, at + 8)
-    tenth = _fetch8(data, at + 9)
-    more = ninth >> np.uint64(7)
-    bits = _seven_of_eight(word)
-    bits |= (ninth & np.uint64(0x7F)) << np.uint64(56)
-    bits |= (tenth & more) << np.uint64(63)
-    return bits, at + 9 + np.int64(more), more & np.uint64(tenth > np.uint64(1))
-
-
-@njit(cache=True, nogil=True)
-def _signed(bits: np.uint64) -> np.int64:
-    """The int64 that a zigzag number (uint64) stands for."""
-    return np.int64((bits >> np.uint64(1)) ^ (np.uint64(0) - (bits & np.uint64(1))))
 
 
 @njit(cache=True, nogil=True)

@@ -8,6 +8,7 @@ other one is the same to the bit; whoever decodes asks ``Layout`` about the form
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -194,6 +195,12 @@ class RawLayout:
                 picked = _PickedIds(field, feature, slots[field], fields[field])
                 self._ids_of[name] = slots[field].row if picked.is_plain_cell else picked
         self._dense = [self._dense_group(names) for names in groups.values()]
+
+    @classmethod
+    def of_times(cls, fields: Mapping[str, FieldType], spec: Spec) -> "RawLayout":
+        """Return one for :meth:`times_ms` alone, which wants no other field."""
+        sample = msgspec.structs.replace(spec.sample, weight=None, labels={})
+        return cls(fields, Spec(sample, {}))
 
     def columns(self, raw: kernels.RawArrays, size: int) -> tuple[Columns, Flags]:
         """Turn the first ``size`` rows into samples.

@@ -107,6 +107,7 @@ class AvroDecoder:
             self.layout,
             raw,
             RawDecoder(raw.slots),
+            RawLayout.of_times(self._schema.fields, spec),
             tuple(p for p in raw.slots.by_field if "." in p),
         )
         self._own = WriterDecoder(self._schema, None, self._samples)
@@ -155,7 +156,7 @@ class AvroDecoder:
             (members, self._writer(key).decode([bodies[i] for i in members]))
             for key, members in groups.items()
         ]
-        return _together(messages, parts) if parts else self._own.decode(messages)
+        return together(messages, parts) if parts else self._own.decode(messages)
 
     def columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
         """Decode values by columns alone, and tell which became samples; nothing of the others.
@@ -219,15 +220,23 @@ class EncodedRecord(NamedTuple):
     record: Record | DecodeError
 
 
+class EncodedBlock(NamedTuple):
+    """The records of a block: their bytes, and event times in ms, 0 where there is no valid one."""
+
+    values: list[bytes]
+    times_ms: list[int]
+
+
 class _Samples(NamedTuple):
     """The description of samples, compiled for either way, and what decodes for it.
 
-    ``paths`` lead to fields of records within the record.
+    ``times`` knows event times alone; ``paths`` lead to fields of records within the record.
     """
 
     layout: Layout
     raw: RawLayout
     decoder: RawDecoder
+    times: RawLayout
     paths: tuple[str, ...]
 
 
@@ -239,6 +248,7 @@ class WriterDecoder:
         self._reader = None if reader is None else reader.parsed
         self._samples = samples
         self._table: OperationTable | None = None
+        self._times_table: OperationTable | None = None
         try:
             self._table = compile_table(writer, reader, samples.raw.slots)
         except NotCovered as reason:
@@ -246,6 +256,9 @@ class WriterDecoder:
                 "decoding Avro record by record, some twenty times slower than by columns: %s",
                 reason,
             )
+        if self._table is not None:
+            times = samples.times
+            self._times_table = compile_table(writer, reader, times.slots)
 
     def decode(self, messages: Sequence[Message]) -> Decoded:
         """Decode each message for itself; what can't be decoded comes back as bad."""
@@ -293,6 +306,14 @@ class WriterDecoder:
         DecodeError
             The block doesn't hold exactly so many well-formed records.
         """
+        values = self._split(block, count)
+        return [EncodedRecord(value, self._read(value)) for value in values]
+
+    def split(self, block: bytes, count: int) -> EncodedBlock:
+        """Do what :meth:`timed` does, but for the event times, which are all 0."""
+        return EncodedBlock(self._split(block, count), [0] * count)
+
+    def _split(self, block: bytes, count: int) -> list[bytes]:
         if not 0 <= count <= len(block):
             raise DecodeError("range", f"{count} records can't fit into {len(block)} bytes")
         status, found, stop, ends = kernels.split_block(self._writer.program, block, count)
@@ -300,8 +321,28 @@ class WriterDecoder:
             fault = _malformed(status, stop, len(block))
             raise DecodeError(fault.reason, f"record {found} of {count}: {fault.detail}")
         starts = [0, *ends.tolist()]
-        values = [block[a:b] for a, b in itertools.pairwise(starts)]
-        return [EncodedRecord(value, self._read(value)) for value in values]
+        return [block[a:b] for a, b in itertools.pairwise(starts)]
+
+    def timed(self, block: bytes, count: int) -> EncodedBlock:
+        """Return the ``count`` records that ``block`` consists of, with their event times.
+
+        Raises
+        ------
+        DecodeError
+            The block doesn't hold exactly so many well-formed records.
+        """
+        values = self._split(block, count)
+        times = np.zeros(count, np.int64)
+        if self._times_table is not None:
+            size, raw = RawDecoder(self._samples.times.slots).decode(*self._times_table, values)
+            times[raw.rows[:size]] = self._samples.times.times_ms(raw, size)
+            return EncodedBlock(values, times.tolist())
+        records = [self._read(value) for value in values]
+        layout = self._samples.layout
+        return EncodedBlock(
+            values,
+            [0 if isinstance(r, DecodeError) else layout.time_ms(r) or 0 for r in records],
+        )
 
     def columns(self, values: Sequence[bytes | None]) -> tuple[Columns, NDArray[np.int64]]:
         """Decode values by columns alone, and tell which became samples; nothing of the others.
@@ -352,7 +393,7 @@ class WriterDecoder:
         return record
 
 
-def _together(
+def together(
     messages: Sequence[Message], parts: Sequence[tuple[Sequence[int], Decoded]]
 ) -> Decoded:
     """Put what was decoded in groups of messages, named by their indexes, back in order."""

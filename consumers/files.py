@@ -12,35 +12,78 @@ stands behind it can't be told.
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from itertools import count as counting
+from itertools import repeat
+from typing import Protocol
 
-from consumers.avro import WriterDecoder
-from consumers.container import Container
+from consumers.avro import EncodedBlock, WriterDecoder, together
+from consumers.container import Block, Container
 from consumers.errors import DecodeError, PositionLost, SourceCorrupt, SpecError
-from consumers.features import Layout
 from consumers.gather import Gathering
-from consumers.source import Batch, Decoder, Message, Partition
+from consumers.source import Batch, Decoded, Decoder, Message, Partition
+
+_AT_ONCE = 2000
+_AT_ONCE_BYTES = 8 << 20
 
 
 class FileDecoder(Decoder, Protocol):
-    """A decoder that reads what was written with another schema, and knows event times."""
-
-    @property
-    def layout(self) -> Layout:
-        """The description of samples; it knows event times."""
-        ...
+    """A decoder that makes others, for what was written with other schemas."""
 
     def written_by(self, schema: object, *, name: str) -> WriterDecoder:
         """Return a decoder of blocks that were written with another schema."""
         ...
 
 
-class _Head(NamedTuple):
-    """The next record of a file. Compared by time, then file; a file has one head at most."""
+class _Block:
+    """The records of a block that are still to come."""
 
-    time_ms: int
-    file: int
-    message: Message
+    def __init__(self, first: int, values: list[bytes], times_ms: list[int]) -> None:
+        self.first = first
+        self.values = values
+        self.times_ms = times_ms
+        self.next = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.next == len(self.values)
+
+    def take(self, partition: Partition, most: int, below: int | None) -> list[Message]:
+        """Take records while their time is below a bound; the next one always comes."""
+        end = min(self.next + most, len(self.values))
+        if below is not None:
+            stop = self.next + 1
+            while stop < end and self.times_ms[stop] < below:
+                stop += 1
+            end = stop
+        start, self.next = self.next, end
+        return list(
+            map(Message, repeat(partition), counting(self.first + start), self.values[start:end])
+        )
+
+
+class _ByFile:
+    """Decodes each message by the schema of its file."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._of_nothing = decoder
+        self.decoders: dict[Partition, WriterDecoder] = {}
+
+    def decode(self, messages: Sequence[Message]) -> Decoded:
+        partitions = [message.partition for message in messages]
+        if not partitions:
+            return self._of_nothing.decode(messages)
+        if partitions.count(partitions[0]) == len(partitions):
+            return self.decoders[partitions[0]].decode(messages)
+        groups: dict[Partition, list[int]] = {}
+        for i, partition in enumerate(partitions):
+            groups.setdefault(partition, []).append(i)
+        return together(
+            messages,
+            [
+                (members, self.decoders[partition].decode([messages[i] for i in members]))
+                for partition, members in groups.items()
+            ],
+        )
 
 
 class Files:
@@ -79,12 +122,16 @@ class Files:
             raise SpecError(f"{', '.join(twice)}: named more than once")
         self._partitions = [Partition(str(path), 0) for path in paths]
         self._decoder = decoder
-        self._merge = merge
+        self._merge = merge and len(paths) > 1
         self._held: dict[Partition, int] = {}
         self._containers: list[Container] = []
-        self._records: list[Iterator[_Head]] = []
-        self._heads: list[_Head] = []
-        self._gathering = Gathering(decoder, self._fetch, ended=self._ended, timed=False, now=now)
+        self._blocks: list[Iterator[_Block]] = []
+        self._current: list[_Block] = []
+        self._heads: list[tuple[int, int]] = []  # time of the next record, and its file
+        self._by_file = _ByFile(decoder)
+        self._gathering = Gathering(
+            self._by_file, self._fetch, ended=self._ended, timed=False, now=now
+        )
 
     @property
     def exhausted(self) -> bool:
@@ -121,7 +168,11 @@ class Files:
         for file, partition in enumerate(self._partitions):
             container = Container(partition.topic)
             self._containers.append(container)
-            self._records.append(self._read(file, container, full[partition]))
+            name = f"schema of {container.path}"
+            writer = self._decoder.written_by(container.schema, name=name)
+            self._by_file.decoders[partition] = writer
+            self._blocks.append(self._read(container, writer, full[partition]))
+            self._current.append(_Block(0, [], []))
             self._advance(file)
         return dict(full)
 
@@ -151,7 +202,7 @@ class Files:
         """Close the files."""
         for container in self._containers:
             container.close()
-        self._containers, self._records, self._heads = [], [], []
+        self._containers, self._blocks, self._current, self._heads = [], [], [], []
 
     def _ended(self) -> bool:
         return not self._heads
@@ -160,32 +211,90 @@ class Files:
         del timeout_s  # a file never makes anybody wait
         fetched: list[Message] = []
         while self._heads and len(fetched) < count:
-            head = heapq.heappop(self._heads)
-            fetched.append(head.message)
-            self._advance(head.file)
+            _, file = heapq.heappop(self._heads)
+            below = None
+            if (
+                self._heads and self._merge
+            ):  # of equal times the file that was named first goes first
+                time_ms, other = self._heads[0]
+                below = time_ms + (file < other)
+            block = self._current[file]
+            fetched += block.take(self._partitions[file], count - len(fetched), below)
+            self._advance(file)
         return fetched
 
     def _advance(self, file: int) -> None:
-        head = next(self._records[file], None)
-        if head is not None:
-            heapq.heappush(self._heads, head)
+        block: _Block | None = self._current[file]
+        if block is not None and block.is_done:
+            block = next(self._blocks[file], None)
+        if block is not None:
+            self._current[file] = block
+            time_ms = block.times_ms[block.next] if self._merge else 0
+            heapq.heappush(self._heads, (time_ms, file))
 
-    def _read(self, file: int, container: Container, start: int) -> Iterator[_Head]:
-        partition = self._partitions[file]
-        decoder = self._decoder.written_by(container.schema, name=f"schema of {container.path}")
-        for first, block in container.blocks(skip=start):
-            try:
-                records = decoder.records(block.data, block.records)
-            except DecodeError as error:
-                raise SourceCorrupt(
-                    f"{container.path} is damaged in the block at byte {block.offset}: "
-                    f"{error.detail}; restore the file, or leave it out of the run"
-                ) from error
-            for number, found in enumerate(records, first):
-                if number < start:
-                    continue
-                time_ms = 0
-                if self._merge and not isinstance(found.record, DecodeError):
-                    time_ms = self._decoder.layout.time_ms(found.record) or 0
-                message = Message(partition, number, found.value, record=found.record)
-                yield _Head(time_ms, file, message)
+    def _read(self, container: Container, writer: WriterDecoder, start: int) -> Iterator[_Block]:
+        for blocks in _gathered(container.blocks(skip=start)):
+            cut = writer.timed if self._merge else writer.split
+            for block in _cut(container, cut, blocks):
+                block.next = min(max(0, start - block.first), len(block.values))
+                if not block.is_done:
+                    yield block
+
+
+def _gathered(blocks: Iterator[tuple[int, Block]]) -> Iterator[list[tuple[int, Block]]]:
+    """Yield blocks several at a time; those before a damaged one come before its error."""
+    held: list[tuple[int, Block]] = []
+    records = size = 0
+    while True:
+        try:
+            found = next(blocks, None)
+        except SourceCorrupt:
+            if held:
+                yield held
+            raise
+        if found is None:
+            break
+        held.append(found)
+        records += found[1].records
+        size += len(found[1].data)
+        if records >= _AT_ONCE or size >= _AT_ONCE_BYTES:
+            yield held
+            held, records, size = [], 0, 0
+    if held:
+        yield held
+
+
+def _cut(
+    container: Container,
+    cut: Callable[[bytes, int], EncodedBlock],
+    blocks: Sequence[tuple[int, Block]],
+) -> Iterator[_Block]:
+    """Cut blocks into records, all at once unless one is damaged."""
+    data = b"".join(block.data for _, block in blocks)
+    try:
+        whole = cut(data, sum(block.records for _, block in blocks))
+    except DecodeError:
+        whole = None
+    if whole is not None and _fit(blocks, whole.values):
+        yield _Block(blocks[0][0], whole.values, whole.times_ms)
+        return
+    for first, block in blocks:  # one of them is damaged: find it
+        try:
+            found = cut(block.data, block.records)
+        except DecodeError as error:
+            raise SourceCorrupt(
+                f"{container.path} is damaged in the block at byte {block.offset}: "
+                f"{error.detail}; restore the file, or leave it out of the run"
+            ) from error
+        yield _Block(first, found.values, found.times_ms)
+
+
+def _fit(blocks: Sequence[tuple[int, Block]], values: Sequence[bytes]) -> bool:
+    """Whether each block ends where one of its records does, and not amid another's."""
+    start = 0
+    for _, block in blocks:
+        end = start + block.records
+        if sum(map(len, values[start:end])) != len(block.data):
+            return False
+        start = end
+    return True

@@ -148,15 +148,19 @@ class Gathering:
         taken, self._messages = self._messages[: self._decoded], self._messages[self._decoded :]
         parts = self._parts
         self._forget_decoded()
-        for message in taken:
-            self.position[message.partition] = message.offset + 1
+        last = {message.partition: message.offset for message in taken}
+        self.position.update((partition, offset + 1) for partition, offset in last.items())
         good: list[Message] = []
         bad: list[Bad] = []
         base = 0
         for part in parts:
-            good += [taken[base + i] for i in part.good.tolist()]
-            bad += part.bad
-            base += len(part.good) + len(part.bad)
+            size = len(part.good) + len(part.bad)
+            if part.bad:
+                good += [taken[base + i] for i in part.good.tolist()]
+                bad += part.bad
+            else:
+                good += taken[base : base + size]
+            base += size
         index: dict[Partition, int] = {}
         where = [index.setdefault(message.partition, len(index)) for message in good]
         return Batch(
