@@ -32,7 +32,7 @@ class Telemetry:
     def __init__(self, model: str, *, now: Now = monotonic) -> None:
         self.registry = CollectorRegistry()
         self._now = now
-        self._beat = now()
+        self._beat: float | None = None
         self._reasons: Callable[[], Mapping[str, str]] = lambda: {"start": "starting"}
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -88,8 +88,11 @@ class Telemetry:
         self._reasons = reasons
 
     def unhealthy(self) -> dict[str, str]:
-        """Return why the process should be restarted, empty when it should not."""
-        silent = self._now() - self._beat
+        """Return why the process should be restarted, empty when it should not.
+
+        A start may take as long as the model is large, so nothing is said before the first beat.
+        """
+        silent = 0.0 if self._beat is None else self._now() - self._beat
         if silent > _SILENT_S:
             return {"loop": f"the training loop has not come round for {silent:.0f} s"}
         return {}
