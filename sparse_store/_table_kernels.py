@@ -1,13 +1,21 @@
-"""Kernels of one table: index, admission, initial rows, pooling. State is `TableArrays`.
+"""Kernels of one table: index, admission, initial rows, pooling, sums. State is `TableArrays`.
 
-Index: open addressing over `cells`, a power of two of them, each the number of an entry or -1.
-A key's walk starts at `mix(key ^ seed) & (cells - 1)` and goes up by one; removal shifts later
-members of the walk back, so there are no tombstones and a walk ends at the first -1. Every
-64-bit pattern is a legal key: whether a cell is used is told by the cell, never by the key.
+A table is cut into shards by `shard_of`, a range of each key's hash. A shard has an index, entries
+and rows of its own, so that one thread per shard needs no lock; where a key lies decides nothing.
 
-Entries are keys that are counted; an entry with `row_of >= 0` owns that row of `values` and
-`slots`, one with -1 is a candidate, one with -2 is free. Numbers of entries and rows never
-reach a caller's eyes, so their order decides nothing.
+Index: groups of eight cells, one cache line each. A cell is 0 when empty, else the upper half of
+its key's hash `mix(key ^ seed)`, and the number of its entry plus one in the lower 32 bits. A
+key's walk starts at its home, `upper half * groups >> 32`, and goes on group by group while they
+are full; it ends at the first group that has room. Homes rise with hashes, so growth is a stream:
+cells move in their order from `old` to `cells`, some at a time. While it lasts, keys whose home
+in `old` is below `tally[MOVED]` are in `cells`, all others in `old`. After the last home lie as
+many groups again, for walks that run over; untouched they cost nothing. Removal moves a member of
+a later group back into the hole when its walk passed there, so walks never grow stale. Every
+64-bit pattern is a legal key.
+
+Entries are records of counted keys; one with `row >= 0` owns that row of `rows` (values, then
+slots), one with -1 is a candidate, one with -2 is free. Numbers of entries and rows never reach a
+caller's eyes, so their order decides nothing.
 
 Initial values are a pure function of table seed, key and element (all arithmetic modulo 2^64):
 
@@ -27,28 +35,60 @@ and `item` it is 0x489FDB74D9831277; there, the first three elements of key 1 ar
 0xBCA63994 0xBB6BD607 0x3C8A8551 under normal 0.01, 0xBCF3B86B 0xBCF95B0B 0x3D209FCE under
 uniform 0.05.
 
-Callers see to shapes, dtypes, bounds and capacity: kernels check nothing and allocate nothing.
-Arrays that a kernel only reads come in marked read-only, so that each kernel has one signature.
+Memory decides the speed: a batch goes through in blocks of 128 keys, each in passes that first
+ask for the cache lines that the next pass needs.
+
+Callers see to shapes, dtypes, bounds and capacity: kernels check nothing, and allocate nothing but
+a block. A batch's inputs come as rows of `jobs` (`JOB_*`), with the addresses of their arrays, so
+that one call serves all inputs of a table; `faces` [inputs, 2] has the address of each input's
+array of rows or gradients, and how many samples that has. Whoever makes a job keeps its arrays.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numba import njit
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import extending, njit, types
+from numba.core import cgutils
 from numpy.typing import NDArray
+
+intrinsic: Callable[[Callable[..., Any]], Any] = extending.intrinsic
+pointer_to: Any = types.CPointer
+function_in: Any = cgutils.get_or_insert_function
+
+Whole = int | np.int64  # what the type checker is told of a number that is int64 when compiled
 
 FREE: Final = -2
 CANDIDATE: Final = -1
 
 # Places in `TableArrays.tally`.
-USED: Final = 0  # entries ever numbered
+USED: Final = 0  # one above the highest entry ever numbered
 FREE_ENTRIES: Final = 1
-USED_ROWS: Final = 2  # rows ever numbered
+USED_ROWS: Final = 2  # one above the highest row ever numbered
 FREE_ROWS: Final = 3
 ROWS: Final = 4
 CANDIDATES: Final = 5
 ADMITTED: Final = 6
-TALLIES: Final = 7
+FIRST: Final = 7  # the shard's lowest entry
+FIRST_ROW: Final = 8
+GROUPS: Final = 9  # homes in `cells`
+OLD_GROUPS: Final = 10  # homes in `old`, 0 when nothing moves
+MOVED: Final = 11  # groups of `old` that are in `cells` already, ALL_MOVED when nothing moves
+TALLIES: Final = 12
+ALL_MOVED: Final = 1 << 40
+
+# Columns of a job: one input of a batch.
+JOB_IDS: Final = 0  # address of uint64 [n]
+JOB_COUNT: Final = 1  # n
+JOB_SPLITS: Final = 2  # address of int64 [B + 1]
+JOB_SAMPLES: Final = 3  # B
+JOB_WEIGHTS: Final = 4  # address of float32 [n], 0 for ones
+JOB_MODE: Final = 5
+JOB_LENGTH: Final = 6  # length of a sequence, -1 to pool
+JOB_START: Final = 7  # where its ids begin among those of the table's inputs
+JOB_PLAIN: Final = 8  # 1: one id in every sample, without weights
+JOB_FIELDS: Final = 9
 
 ZEROS: Final = 0
 NORMAL: Final = 1
@@ -58,21 +98,286 @@ SUM: Final = 0
 MEAN: Final = 1
 SQRTN: Final = 2
 
+BLOCK: Final = 128
+AHEAD: Final = 24  # rows asked for before they are read
+LINE: Final = 16  # float32 in a cache line
+WIDE: Final = 8  # float32 in a vector
+CELLS: Final = 8  # in a group
+GROUP_BYTES: Final = 64
+RECORD_BYTES: Final = 32
+ROW_PLACE: Final = 7  # of `row` in a record, by 4 bytes
+
 
 class TableArrays(NamedTuple):
-    """One table's memory. `changed` is the step that last touched an entry in any way."""
+    """One shard's memory; `records`, `rows` and the lists of free ones are shared by all shards.
 
-    cells: NDArray[np.int32]
-    keys: NDArray[np.uint64]
-    row_of: NDArray[np.int32]
-    counts: NDArray[np.uint32]
-    stamps: NDArray[np.int64]
-    changed: NDArray[np.int64]
+    A record has key (uint64), stamp, changed (int64), count (uint32) and row (int32); `changed` is
+    the step that last touched it in any way. Free entries stand in `free_entries` from the
+    shard's first on, free rows likewise.
+    """
+
+    cells: NDArray[np.uint64]
+    old: NDArray[np.uint64]
+    records: NDArray[Any]
+    rows: NDArray[np.float32]
     free_entries: NDArray[np.int32]
-    values: NDArray[np.float32]
-    slots: NDArray[np.float32]
     free_rows: NDArray[np.int32]
     tally: NDArray[np.int64]
+
+
+# ---- what the language has no words for; places in memory are addresses, int64, so that helpers
+# ---- pass no arrays: each array passed on costs a count of references, several times a key
+
+
+def _wide(builder: Any, address: Any, kind: Any, lanes: int) -> Any:
+    return builder.inttoptr(address, ir.VectorType(kind, lanes).as_pointer())
+
+
+def _load(builder: Any, pointer: Any, align: int) -> Any:
+    loaded = builder.load(pointer)
+    loaded.align = align
+    return loaded
+
+
+def _splat(builder: Any, scalar: Any, lanes: int) -> Any:
+    vector = ir.VectorType(scalar.type, lanes)
+    none = ir.Constant(vector, ir.Undefined)
+    one = builder.insert_element(none, scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+    return builder.shuffle_vector(one, none, zeros)
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+
+@intrinsic
+def words_at(typing: Any, address: Any) -> Any:
+    """words_at(address): a pointer to uint64."""
+    return pointer_to(types.uint64)(types.int64), _pointer
+
+
+@intrinsic
+def numbers_at(typing: Any, address: Any) -> Any:
+    """numbers_at(address): a pointer to int64."""
+    return pointer_to(types.int64)(types.int64), _pointer
+
+
+@intrinsic
+def halves_at(typing: Any, address: Any) -> Any:
+    """halves_at(address): a pointer to int32."""
+    return pointer_to(types.int32)(types.int64), _pointer
+
+
+@intrinsic
+def floats_at(typing: Any, address: Any) -> Any:
+    """floats_at(address): a pointer to float32."""
+    return pointer_to(types.float32)(types.int64), _pointer
+
+
+@intrinsic
+def prefetch(typing: Any, address: Any) -> Any:
+    """prefetch(address): ask for the cache line there. Reads nothing."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = function_in(builder.module, kind, "llvm.prefetch.p0")
+        pointer = builder.inttoptr(args[0], byte)
+        builder.call(function, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+@intrinsic
+def matching(typing: Any, group: Any, half: Any) -> Any:
+    """matching(group, half): bit i is set when cell i of a group is of a hash's upper half."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        cells = _load(builder, _wide(builder, args[0], word, CELLS), 8)
+        halves = builder.lshr(cells, ir.Constant(cells.type, [32] * CELLS))
+        same = builder.icmp_unsigned("==", halves, _splat(builder, args[1], CELLS))
+        used = builder.icmp_unsigned("!=", cells, ir.Constant(cells.type, [0] * CELLS))
+        return builder.zext(builder.bitcast(builder.and_(same, used), ir.IntType(CELLS)), word)
+
+    return types.uint64(types.int64, types.uint64), code
+
+
+@intrinsic
+def vacant(typing: Any, group: Any) -> Any:
+    """vacant(group): bit i is set when cell i of a group is empty."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        cells = _load(builder, _wide(builder, args[0], word, CELLS), 8)
+        empty = builder.icmp_unsigned("==", cells, ir.Constant(cells.type, [0] * CELLS))
+        return builder.zext(builder.bitcast(empty, ir.IntType(CELLS)), word)
+
+    return types.uint64(types.int64), code
+
+
+@intrinsic
+def lowest(typing: Any, bits: Any) -> Any:
+    """lowest(bits): the place of the lowest set bit, of bits that are not 0."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), code
+
+
+@intrinsic
+def copy8(typing: Any, to: Any, source: Any) -> Any:
+    """copy8(to, source): copy eight floats."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        into, value = (_wide(builder, address, ir.FloatType(), WIDE) for address in args)
+        builder.store(_load(builder, value, 4), into).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def add8(typing: Any, to: Any, weight: Any, source: Any) -> Any:
+    """add8(to, weight, source): to[i] += weight * source[i], for eight floats."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        into = _wide(builder, args[0], ir.FloatType(), WIDE)
+        value = _load(builder, _wide(builder, args[2], ir.FloatType(), WIDE), 4)
+        product = builder.fmul(_splat(builder, args[1], WIDE), value)
+        builder.store(builder.fadd(_load(builder, into, 4), product), into).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64), code
+
+
+@intrinsic
+def divide8(typing: Any, to: Any, source: Any, below: Any) -> Any:
+    """divide8(to, source, below): to[i] = source[i] / below, for eight floats."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load(builder, _wide(builder, args[1], ir.FloatType(), WIDE), 4)
+        quotient = builder.fdiv(value, _splat(builder, args[2], WIDE))
+        builder.store(quotient, _wide(builder, args[0], ir.FloatType(), WIDE)).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), code
+
+
+@intrinsic
+def share8(typing: Any, to: Any, weight: Any, source: Any, below: Any) -> Any:
+    """share8(to, weight, source, below): to[i] += weight * (source[i] / below), for eight."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        into = _wide(builder, args[0], ir.FloatType(), WIDE)
+        value = _load(builder, _wide(builder, args[2], ir.FloatType(), WIDE), 4)
+        quotient = builder.fdiv(value, _splat(builder, args[3], WIDE))
+        product = builder.fmul(_splat(builder, args[1], WIDE), quotient)
+        builder.store(builder.fadd(_load(builder, into, 4), product), into).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.float32), code
+
+
+@intrinsic
+def tame8(typing: Any, source: Any, most: Any) -> Any:
+    """tame8(source, most): whether eight floats are all within ±most; NaN is not."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        value = _load(builder, _wide(builder, args[0], ir.FloatType(), WIDE), 4)
+        kind = ir.FunctionType(value.type, [value.type])
+        size = function_in(builder.module, kind, f"llvm.fabs.v{WIDE}f32")
+        most = _splat(builder, args[1], WIDE)
+        within = builder.fcmp_ordered("<=", builder.call(size, [value]), most)
+        every = ir.IntType(WIDE)((1 << WIDE) - 1)
+        return builder.icmp_unsigned("==", builder.bitcast(within, ir.IntType(WIDE)), every)
+
+    return types.boolean(types.int64, types.float32), code
+
+
+# ---- rows of floats, by address; sizes in floats
+
+
+@njit(cache=True, nogil=True)
+def ask(source: Whole, size: Whole) -> None:
+    """Prefetch a row."""
+    for d in range(0, size, LINE):
+        prefetch(source + 4 * d)
+
+
+@njit(cache=True, nogil=True)
+def clear(to: Whole, size: Whole) -> None:
+    """Set a row to zero."""
+    for d in range(size):
+        floats_at(to)[d] = np.float32(0.0)
+
+
+@njit(cache=True, nogil=True)
+def copy(to: Whole, source: Whole, size: Whole) -> None:
+    """Copy a row."""
+    d = np.int64(0)
+    while d + WIDE <= size:
+        copy8(to + 4 * d, source + 4 * d)
+        d += WIDE
+    while d < size:
+        floats_at(to)[d] = floats_at(source)[d]
+        d += 1
+
+
+@njit(cache=True, nogil=True)
+def add(to: Whole, weight: np.float32, source: Whole, size: Whole) -> None:
+    """Add weight * source to a row."""
+    d = np.int64(0)
+    while d + WIDE <= size:
+        add8(to + 4 * d, weight, source + 4 * d)
+        d += WIDE
+    while d < size:
+        floats_at(to)[d] = floats_at(to)[d] + weight * floats_at(source)[d]
+        d += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def divide(to: Whole, source: Whole, size: Whole, below: np.float32) -> None:
+    """Set a row to source / below."""
+    d = np.int64(0)
+    while d + WIDE <= size:
+        divide8(to + 4 * d, source + 4 * d, below)
+        d += WIDE
+    while d < size:
+        floats_at(to)[d] = floats_at(source)[d] / below
+        d += 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_share(to: Whole, weight: np.float32, source: Whole, size: Whole, below: np.float32) -> None:
+    """Add weight * (source / below) to a row."""
+    d = np.int64(0)
+    while d + WIDE <= size:
+        share8(to + 4 * d, weight, source + 4 * d, below)
+        d += WIDE
+    while d < size:
+        floats_at(to)[d] = floats_at(to)[d] + weight * (floats_at(source)[d] / below)
+        d += 1
+
+
+@njit(cache=True, nogil=True)
+def is_tame(source: Whole, size: Whole, most: np.float32) -> bool:
+    """Say whether a row is all within ±most."""
+    tame = True
+    d = np.int64(0)
+    while d + WIDE <= size:
+        tame = tame and tame8(source + 4 * d, most)
+        d += WIDE
+    while d < size:
+        tame = bool(tame and abs(floats_at(source)[d]) <= most)
+        d += 1
+    return tame
+
+
+# ---- index
 
 
 @njit(cache=True, nogil=True)
@@ -84,71 +389,312 @@ def mix(x: np.uint64) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def find(arrays: TableArrays, seed: np.uint64, key: np.uint64) -> np.int64:
-    """Return the key's entry, or -1."""
-    mask = np.uint64(arrays.cells.size - 1)
-    at = mix(key ^ seed) & mask
+def shard_of(h: np.uint64, shards: Whole) -> Whole:
+    """Return the shard of a key whose hash is h."""
+    return np.int64(((h & np.uint64(0xFFFFFFFF)) * np.uint64(shards)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def home_of(half: np.uint64, groups: Whole) -> Whole:
+    """Return the group at which a walk begins, of a hash's upper half."""
+    return np.int64((half * np.uint64(groups)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def entry_at(cell: Whole) -> Whole:
+    """Return the entry that a cell names, -1 for an empty one."""
+    return np.int64(words_at(cell)[0] & np.uint64(0xFFFFFFFF)) - 1
+
+
+@njit(cache=True, nogil=True)
+def seek(cells: Whole, groups: Whole, records: Whole, half: np.uint64, key: np.uint64) -> Whole:
+    """Return the cell of a key, or -1 - (a cell where it can be entered); both by address."""
+    at = cells + home_of(half, groups) * GROUP_BYTES
     while True:
-        entry = arrays.cells[at]
-        if entry < 0:
-            return np.int64(-1)
-        if arrays.keys[entry] == key:
-            return np.int64(entry)
-        at = (at + np.uint64(1)) & mask
+        bits = matching(at, half)
+        while bits != np.uint64(0):
+            cell: Whole = at + 8 * lowest(bits)
+            if words_at(records + entry_at(cell) * RECORD_BYTES)[0] == key:
+                return cell
+            bits &= bits - np.uint64(1)
+        bits = vacant(at)
+        if bits != np.uint64(0):
+            free: Whole = -1 - (at + 8 * lowest(bits))
+            return free
+        at += GROUP_BYTES
 
 
 @njit(cache=True, nogil=True)
-def reindex(arrays: TableArrays, seed: np.uint64) -> None:
-    """Fill `cells` (all -1) with every entry in use."""
-    mask = np.uint64(arrays.cells.size - 1)
-    for entry in range(arrays.tally[USED]):
-        if arrays.row_of[entry] != FREE:
-            at = mix(arrays.keys[entry] ^ seed) & mask
-            while arrays.cells[at] >= 0:
-                at = (at + np.uint64(1)) & mask
-            arrays.cells[at] = entry
+def home_cells(
+    cells: Whole,
+    old: Whole,
+    groups: Whole,
+    old_groups: Whole,
+    moved: Whole,
+    h: np.uint64,
+) -> Whole:
+    """Return the group at which a walk begins, by address."""
+    half = h >> np.uint64(32)
+    home = home_of(half, old_groups)
+    if home >= moved:
+        return old + home * GROUP_BYTES
+    return cells + home_of(half, groups) * GROUP_BYTES
 
 
 @njit(cache=True, nogil=True)
-def take_entry(arrays: TableArrays, seed: np.uint64, key: np.uint64) -> np.int64:
-    """Number an absent key and index it as a candidate. Needs room for one entry."""
-    tally = arrays.tally
-    if tally[FREE_ENTRIES] > 0:
-        tally[FREE_ENTRIES] -= 1
-        entry = np.int64(arrays.free_entries[tally[FREE_ENTRIES]])
+def foresee(records: Whole, group: Whole, h: np.uint64) -> None:
+    """Prefetch the record that a walk from this group most likely ends at."""
+    bits = matching(group, h >> np.uint64(32))
+    if bits != np.uint64(0):
+        prefetch(records + entry_at(group + 8 * lowest(bits)) * RECORD_BYTES)
+
+
+@njit(cache=True, nogil=True)
+def find(
+    cells: Whole,
+    old: Whole,
+    records: Whole,
+    groups: Whole,
+    old_groups: Whole,
+    moved: Whole,
+    h: np.uint64,
+    key: np.uint64,
+) -> Whole:
+    """Return a key's cell, or -1 - (a cell where it can be entered); both by address."""
+    half = h >> np.uint64(32)
+    if home_of(half, old_groups) >= moved:
+        return seek(old, old_groups, records, half, key)
+    return seek(cells, groups, records, half, key)
+
+
+@njit(cache=True, nogil=True)
+def take_entry(
+    tally: Whole,
+    free_entries: Whole,
+    records: Whole,
+    cell: Whole,
+    h: np.uint64,
+    key: np.uint64,
+) -> Whole:
+    """Number an absent key as a candidate, and index it. Needs room for one entry."""
+    numbers = numbers_at(tally)
+    numbers[CANDIDATES] = numbers[CANDIDATES] + 1
+    if numbers[FREE_ENTRIES] > 0:
+        numbers[FREE_ENTRIES] = numbers[FREE_ENTRIES] - 1
+        entry = np.int64(halves_at(free_entries)[numbers[FIRST] + numbers[FREE_ENTRIES]])
     else:
-        entry = np.int64(tally[USED])
-        tally[USED] += 1
-    arrays.keys[entry] = key
-    arrays.row_of[entry] = CANDIDATE
-    tally[CANDIDATES] += 1
-    mask = np.uint64(arrays.cells.size - 1)
-    at = mix(key ^ seed) & mask
-    while arrays.cells[at] >= 0:
-        at = (at + np.uint64(1)) & mask
-    arrays.cells[at] = entry
+        entry = numbers[USED]
+        numbers[USED] = entry + 1
+    words_at(cell)[0] = (h & ~np.uint64(0xFFFFFFFF)) | np.uint64(entry + 1)
+    words_at(records + entry * RECORD_BYTES)[0] = key
+    halves_at(records + entry * RECORD_BYTES)[ROW_PLACE] = np.int32(CANDIDATE)
     return entry
 
 
 @njit(cache=True, nogil=True)
-def take_row(arrays: TableArrays, entry: np.int64) -> np.int64:
+def take_row(tally: Whole, free_rows: Whole, records: Whole, entry: Whole) -> Whole:
     """Turn a candidate into the owner of a row. Needs room for one row; its values are junk."""
-    tally = arrays.tally
-    if tally[FREE_ROWS] > 0:
-        tally[FREE_ROWS] -= 1
-        row = np.int64(arrays.free_rows[tally[FREE_ROWS]])
+    numbers = numbers_at(tally)
+    if numbers[FREE_ROWS] > 0:
+        numbers[FREE_ROWS] = numbers[FREE_ROWS] - 1
+        row = np.int64(halves_at(free_rows)[numbers[FIRST_ROW] + numbers[FREE_ROWS]])
     else:
-        row = np.int64(tally[USED_ROWS])
-        tally[USED_ROWS] += 1
-    arrays.row_of[entry] = row
-    tally[CANDIDATES] -= 1
-    tally[ROWS] += 1
+        row = numbers[USED_ROWS]
+        numbers[USED_ROWS] = row + 1
+    halves_at(records + entry * RECORD_BYTES)[ROW_PLACE] = np.int32(row)
+    numbers[CANDIDATES] = numbers[CANDIDATES] - 1
+    numbers[ROWS] = numbers[ROWS] + 1
     return row
 
 
 @njit(cache=True, nogil=True)
+def unindex(cells: Whole, groups: Whole, half: np.uint64, entry: Whole) -> None:
+    """Empty the cell of an entry that is there; later members of walks through it move back."""
+    wanted = (half << np.uint64(32)) | np.uint64(entry + 1)
+    words = words_at(cells)
+    group: Whole = home_of(half, groups)
+    hole: Whole = np.int64(-1)
+    while hole < 0:
+        for cell in range(group * CELLS, group * CELLS + CELLS):
+            if words[cell] == wanted:
+                hole = cell
+        group += 1
+    group -= 1
+    full = vacant(cells + group * GROUP_BYTES) == np.uint64(0)
+    words[hole] = np.uint64(0)
+    later = group
+    while full:
+        # Walks that ran over this full group may have members further on.
+        later += 1
+        full = vacant(cells + later * GROUP_BYTES) == np.uint64(0)
+        for cell in range(later * CELLS, later * CELLS + CELLS):
+            value = words[cell]
+            if value != np.uint64(0) and home_of(value >> np.uint64(32), groups) <= group:
+                words[hole] = value
+                words[cell] = np.uint64(0)
+                hole, group = cell, later
+                break
+
+
+@njit(cache=True, nogil=True)
+def migrate(arrays: TableArrays, most: Whole) -> None:
+    """Move about that many groups from `old` to `cells`, up to where no walk passes."""
+    tally = arrays.tally
+    old, cells = np.int64(arrays.old.ctypes.data), np.int64(arrays.cells.ctypes.data)
+    groups, old_groups = tally[GROUPS], tally[OLD_GROUPS]
+    group = tally[MOVED]
+    stop = min(group + most, old_groups)
+    while True:
+        words = words_at(old + group * GROUP_BYTES)
+        for cell in range(CELLS):
+            value = words[cell]
+            if value != np.uint64(0):
+                at = cells + home_of(value >> np.uint64(32), groups) * GROUP_BYTES
+                bits = vacant(at)
+                while bits == np.uint64(0):
+                    at += GROUP_BYTES
+                    bits = vacant(at)
+                words_at(at)[lowest(bits)] = value
+        full = vacant(old + group * GROUP_BYTES) == np.uint64(0)
+        group += 1
+        if group >= stop and not full:
+            break
+    if group >= old_groups:
+        tally[OLD_GROUPS] = 0
+        tally[MOVED] = ALL_MOVED
+    else:
+        tally[MOVED] = group
+
+
+@njit(cache=True, nogil=True)
+def remove(arrays: TableArrays, seed: np.uint64, entries: NDArray[np.int64]) -> None:
+    """Take distinct entries of the shard, in use, out of index, entries and rows."""
+    cells, old = np.int64(arrays.cells.ctypes.data), np.int64(arrays.old.ctypes.data)
+    records, tally = np.int64(arrays.records.ctypes.data), arrays.tally
+    groups, old_groups, moved = tally[GROUPS], tally[OLD_GROUPS], tally[MOVED]
+    free_entries, free_rows = arrays.free_entries, arrays.free_rows
+    for low in range(0, entries.size, BLOCK):
+        high = min(low + BLOCK, entries.size)
+        for i in range(low, high):
+            prefetch(records + entries[i] * RECORD_BYTES)
+        for i in range(low, high):
+            h = mix(words_at(records + entries[i] * RECORD_BYTES)[0] ^ seed)
+            prefetch(home_cells(cells, old, groups, old_groups, moved, h))
+        for i in range(low, high):
+            entry = entries[i]
+            half = mix(words_at(records + entry * RECORD_BYTES)[0] ^ seed) >> np.uint64(32)
+            if home_of(half, old_groups) >= moved:
+                unindex(old, old_groups, half, entry)
+            else:
+                unindex(cells, groups, half, entry)
+            row = halves_at(records + entry * RECORD_BYTES)[ROW_PLACE]
+            if row >= 0:
+                free_rows[tally[FIRST_ROW] + tally[FREE_ROWS]] = row
+                tally[FREE_ROWS] += 1
+                tally[ROWS] -= 1
+            else:
+                tally[CANDIDATES] -= 1
+            halves_at(records + entry * RECORD_BYTES)[ROW_PLACE] = np.int32(FREE)
+            free_entries[tally[FIRST] + tally[FREE_ENTRIES]] = entry
+            tally[FREE_ENTRIES] += 1
+
+
+@njit(cache=True, nogil=True)
+def locate(
+    arrays: TableArrays,
+    seed: np.uint64,
+    shard: Whole,
+    shards: Whole,
+    keys: NDArray[np.uint64],
+    entries: NDArray[np.int64],
+) -> None:
+    """Write the entry, -1 for none, of each key [n] of the shard. Keys may repeat."""
+    cells, old = np.int64(arrays.cells.ctypes.data), np.int64(arrays.old.ctypes.data)
+    records, tally = np.int64(arrays.records.ctypes.data), arrays.tally
+    groups, old_groups, moved = tally[GROUPS], tally[OLD_GROUPS], tally[MOVED]
+    hashes, places = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    homes = np.empty(BLOCK, np.int64)
+    for low in range(0, keys.size, BLOCK):
+        mine = 0
+        for i in range(low, min(low + BLOCK, keys.size)):
+            h = mix(keys[i] ^ seed)
+            hashes[mine], places[mine] = h, i
+            mine += 1 if shard_of(h, shards) == shard else 0
+        for q in range(mine):
+            homes[q] = home_cells(cells, old, groups, old_groups, moved, hashes[q])
+            prefetch(homes[q])
+        for q in range(mine):
+            foresee(records, homes[q], hashes[q])
+        for q in range(mine):
+            h, key = hashes[q], keys[places[q]]
+            cell = find(cells, old, records, groups, old_groups, moved, h, key)
+            entries[places[q]] = entry_at(cell) if cell >= 0 else -1
+
+
+@njit(cache=True, nogil=True)
+def insert(
+    arrays: TableArrays,
+    seed: np.uint64,
+    shard: Whole,
+    shards: Whole,
+    keys: NDArray[np.uint64],
+    with_rows: bool,
+    entries: NDArray[np.int64],
+) -> Whole:
+    """Enter those keys [n] that are the shard's, with rows or without; write their entries.
+
+    Returns -1, or the position of the first key that was there before (nothing after it is done).
+    Counts, stamps, steps, values and slots are the caller's to fill.
+    """
+    cells, old = np.int64(arrays.cells.ctypes.data), np.int64(arrays.old.ctypes.data)
+    records, tally = np.int64(arrays.records.ctypes.data), arrays.tally
+    groups, old_groups, moved = tally[GROUPS], tally[OLD_GROUPS], tally[MOVED]
+    numbers = np.int64(tally.ctypes.data)
+    free_entries = np.int64(arrays.free_entries.ctypes.data)
+    free_rows = np.int64(arrays.free_rows.ctypes.data)
+    for low in range(0, keys.size, BLOCK):
+        high = min(low + BLOCK, keys.size)
+        for i in range(low, high):
+            prefetch(home_cells(cells, old, groups, old_groups, moved, mix(keys[i] ^ seed)))
+        for i in range(low, high):
+            h = mix(keys[i] ^ seed)
+            if shard_of(h, shards) == shard:
+                cell = find(cells, old, records, groups, old_groups, moved, h, keys[i])
+                if cell >= 0:
+                    return np.int64(i)
+                entry = take_entry(numbers, free_entries, records, -1 - cell, h, keys[i])
+                entries[i] = entry
+                if with_rows:
+                    take_row(numbers, free_rows, records, entry)
+    return np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
+def select(
+    arrays: TableArrays,
+    with_rows: bool,
+    since: Whole,
+    latest: Whole,
+    entries: NDArray[np.int64],
+) -> Whole:
+    """Write the rows, or candidates, changed after `since` and stamped `latest` or before."""
+    records = arrays.records
+    found = 0
+    for entry in range(arrays.tally[FIRST], arrays.tally[USED]):
+        record = records[entry]
+        kind = record.row >= 0 if with_rows else record.row == CANDIDATE
+        if kind and record.changed > since and record.stamp <= latest:
+            entries[found] = entry
+            found += 1
+    return np.int64(found)
+
+
+# ---- a step
+
+
+@njit(cache=True, nogil=True)
 def initial(
-    seed: np.uint64, key: np.uint64, kind: np.int64, scale: np.float64, out: NDArray[np.float32]
+    seed: np.uint64, key: np.uint64, kind: Whole, scale: np.float64, out: NDArray[np.float32]
 ) -> None:
     """Write the first values of a key's row into `out` [dim]. Formula in the module docstring."""
     if kind == ZEROS:
@@ -174,37 +720,80 @@ def initial(
 
 
 @njit(cache=True, nogil=True)
+def check(jobs: NDArray[np.int64]) -> Whole:
+    """Fill `JOB_PLAIN`; return -1, or the first job whose splits or lengths are not right."""
+    for j in range(jobs.shape[0]):
+        samples, length = jobs[j, JOB_SAMPLES], jobs[j, JOB_LENGTH]
+        splits = numbers_at(jobs[j, JOB_SPLITS])
+        good = splits[0] == 0 and splits[samples] == jobs[j, JOB_COUNT]
+        plain = jobs[j, JOB_COUNT] == samples and length < 0 and jobs[j, JOB_WEIGHTS] == 0
+        for b in range(samples):
+            size = splits[b + 1] - splits[b]
+            good = good and size >= 0 and (length < 0 or size <= length)
+            plain = plain and size == 1
+        if not good:
+            return np.int64(j)
+        jobs[j, JOB_PLAIN] = 1 if plain else 0
+    return np.int64(-1)
+
+
+@njit(cache=True, nogil=True)
 def dedupe(
-    ids: NDArray[np.uint64],
-    cells: NDArray[np.int32],
-    distinct: NDArray[np.uint64],
+    jobs: NDArray[np.int64],
+    seed: np.uint64,
+    shard: Whole,
+    shards: Whole,
+    first: Whole,
+    scratch: NDArray[np.uint64],
+    generation: np.uint64,
+    keys: NDArray[np.uint64],
+    hashes: NDArray[np.uint64],
     occurrences: NDArray[np.int64],
     inverse: NDArray[np.int32],
-) -> np.int64:
-    """Number distinct ids in order of first occurrence; return how many there are.
+) -> Whole:
+    """Number the shard's distinct ids from `first` on, by first occurrence; return the end.
 
-    `ids` [n]; `cells` all -1, a power of two above n; outputs `distinct` [n], `occurrences` [n]
-    (only the first u of each are written) and `inverse` [n].
+    Writes `keys`, `hashes` and `occurrences` at those numbers, and `inverse` at the place of each
+    of its ids. `scratch` is a power of two of cells above their number; a cell of another
+    `generation` (1 to 65,535) is empty: generation, 16 bits of the hash, number, from the top.
     """
-    mask = np.uint64(cells.size - 1)
-    found = np.int64(0)
-    for i in range(ids.size):
-        key = ids[i]
-        at = mix(key) & mask
-        while True:
-            number = np.int64(cells[at])
-            if number < 0:
-                cells[at] = found
-                distinct[found] = key
-                occurrences[found] = 1
-                inverse[i] = found
-                found += 1
-                break
-            if distinct[number] == key:
-                occurrences[number] += 1
-                inverse[i] = number
-                break
-            at = (at + np.uint64(1)) & mask
+    mask = np.uint64(scratch.size - 1)
+    found = first
+    lane = np.empty(BLOCK, np.uint64)
+    places = np.empty(BLOCK, np.int64)
+    for j in range(jobs.shape[0]):
+        size = jobs[j, JOB_COUNT]
+        start = jobs[j, JOB_START]
+        ids = words_at(jobs[j, JOB_IDS])
+        for low in range(0, size, BLOCK):
+            mine = 0
+            for i in range(low, min(low + BLOCK, size)):
+                h = mix(ids[i] ^ seed)
+                lane[mine], places[mine] = h, i
+                mine += 1 if shard_of(h, shards) == shard else 0
+            for q in range(mine):
+                h = lane[q]
+                i = places[q]
+                key = ids[i]
+                at = (h >> np.uint64(32)) & mask
+                mark = (generation << np.uint64(48)) | ((h & np.uint64(0xFFFF)) << np.uint64(32))
+                while True:
+                    cell = scratch[at]
+                    if cell >> np.uint64(48) != generation:
+                        scratch[at] = mark | np.uint64(found)
+                        keys[found] = key
+                        hashes[found] = h
+                        occurrences[found] = 1
+                        inverse[start + i] = found
+                        found += 1
+                        break
+                    if cell >> np.uint64(32) == mark >> np.uint64(32):
+                        number = np.int64(cell & np.uint64(0xFFFFFFFF))
+                        if keys[number] == key:
+                            occurrences[number] += 1
+                            inverse[start + i] = number
+                            break
+                    at = (at + np.uint64(1)) & mask
     return found
 
 
@@ -213,233 +802,238 @@ def touch(
     arrays: TableArrays,
     seed: np.uint64,
     keys: NDArray[np.uint64],
+    hashes: NDArray[np.uint64],
     occurrences: NDArray[np.int64],
     rows: NDArray[np.int32],
-    clock: np.int64,
-    step: np.int64,
-    needed: np.int64,
-    kind: np.int64,
+    first: Whole,
+    end: Whole,
+    clock: Whole,
+    step: Whole,
+    needed: Whole,
+    kind: Whole,
     scale: np.float64,
     slot_start: NDArray[np.float32],
 ) -> None:
-    """Count, stamp and where due admit distinct keys [u]; write their rows [u], -1 for none.
+    """Count, stamp and where due admit the shard's keys first to end; write their rows or -1.
 
-    Changes `arrays`; needs room for u entries, rows and cells. `slot_start` [slots * dim].
+    Changes `arrays`; needs room for as many entries, rows and cells. `slot_start` [slots * dim].
     """
     most = np.int64(0xFFFFFFFF)
-    for u in range(keys.size):
-        entry = find(arrays, seed, keys[u])
-        seen = occurrences[u]
-        if entry < 0:
-            entry = take_entry(arrays, seed, keys[u])
-        else:
-            seen += np.int64(arrays.counts[entry])
-        arrays.counts[entry] = np.uint32(min(seen, most))
-        arrays.stamps[entry] = clock
-        arrays.changed[entry] = step
-        row = np.int64(arrays.row_of[entry])
-        if row < 0 and seen >= needed:
-            row = take_row(arrays, entry)
-            arrays.tally[ADMITTED] += 1
-            initial(seed, keys[u], kind, scale, arrays.values[row])
-            arrays.slots[row, :] = slot_start
-        rows[u] = row
+    cells, old = np.int64(arrays.cells.ctypes.data), np.int64(arrays.old.ctypes.data)
+    records, tally = np.int64(arrays.records.ctypes.data), arrays.tally
+    groups, old_groups, moved = tally[GROUPS], tally[OLD_GROUPS], tally[MOVED]
+    numbers = np.int64(tally.ctypes.data)
+    free_entries = np.int64(arrays.free_entries.ctypes.data)
+    free_rows = np.int64(arrays.free_rows.ctypes.data)
+    table, entries = arrays.rows, arrays.records
+    dim = table.shape[1] - slot_start.size
+    homes = np.empty(BLOCK, np.int64)
+    for low in range(first, end, BLOCK):
+        high = min(low + BLOCK, end)
+        for u in range(low, high):
+            homes[u - low] = home_cells(cells, old, groups, old_groups, moved, hashes[u])
+            prefetch(homes[u - low])
+        for u in range(low, high):
+            foresee(records, homes[u - low], hashes[u])
+        for u in range(low, high):
+            h, key = hashes[u], keys[u]
+            seen = occurrences[u]
+            cell = find(cells, old, records, groups, old_groups, moved, h, key)
+            if cell >= 0:
+                entry = entry_at(cell)
+                seen += np.int64(entries[entry].count)
+            else:
+                entry = take_entry(numbers, free_entries, records, -1 - cell, h, key)
+            entries[entry].count = np.uint32(min(seen, most))
+            entries[entry].stamp = clock
+            entries[entry].changed = step
+            row: Whole = np.int64(entries[entry].row)
+            if row < 0 and seen >= needed:
+                row = take_row(numbers, free_rows, records, entry)
+                tally[ADMITTED] += 1
+                initial(seed, key, kind, scale, table[row, :dim])
+                table[row, dim:] = slot_start
+            rows[u] = row
 
 
 @njit(cache=True, nogil=True)
-def remove(arrays: TableArrays, seed: np.uint64, entries: NDArray[np.int64]) -> None:
-    """Take distinct entries in use out of index, entries and rows."""
-    tally = arrays.tally
-    cells = arrays.cells
-    mask = np.uint64(cells.size - 1)
-    for i in range(entries.size):
-        entry = entries[i]
-        hole = mix(arrays.keys[entry] ^ seed) & mask
-        while cells[hole] != entry:
-            hole = (hole + np.uint64(1)) & mask
-        at = hole
-        while True:
-            at = (at + np.uint64(1)) & mask
-            other = cells[at]
-            if other < 0:
-                break
-            home = mix(arrays.keys[other] ^ seed) & mask
-            # `other` may move into the hole unless its walk starts after the hole.
-            if ((at - home) & mask) >= ((at - hole) & mask):
-                cells[hole] = other
-                hole = at
-        cells[hole] = -1
-        row = arrays.row_of[entry]
-        if row >= 0:
-            arrays.free_rows[tally[FREE_ROWS]] = row
-            tally[FREE_ROWS] += 1
-            tally[ROWS] -= 1
-        else:
-            tally[CANDIDATES] -= 1
-        arrays.row_of[entry] = FREE
-        arrays.free_entries[tally[FREE_ENTRIES]] = entry
-        tally[FREE_ENTRIES] += 1
-
-
-@njit(cache=True, nogil=True)
-def locate(
-    arrays: TableArrays, seed: np.uint64, keys: NDArray[np.uint64], entries: NDArray[np.int64]
-) -> None:
-    """Write the entry of each key [n], -1 for none. Keys may repeat."""
-    for i in range(keys.size):
-        entries[i] = find(arrays, seed, keys[i])
-
-
-@njit(cache=True, nogil=True)
-def insert(
+def read(
     arrays: TableArrays,
     seed: np.uint64,
+    shard: Whole,
+    shards: Whole,
     keys: NDArray[np.uint64],
-    with_rows: bool,
-    entries: NDArray[np.int64],
-) -> np.int64:
-    """Enter distinct keys [n], all with a row or all without; write their entries.
-
-    Returns -1, or the position of the first key that was there before (nothing after it is done).
-    Counts, stamps, steps, values and slots are the caller's to fill.
-    """
-    for i in range(keys.size):
-        if find(arrays, seed, keys[i]) >= 0:
-            return np.int64(i)
-        entries[i] = take_entry(arrays, seed, keys[i])
-        if with_rows:
-            take_row(arrays, entries[i])
-    return np.int64(-1)
+    out: NDArray[np.float32],
+    found: NDArray[np.bool_],
+) -> None:
+    """Write the values [n, dim] of the shard's keys [n], zeros without a row, and `found` [n]."""
+    cells, old = np.int64(arrays.cells.ctypes.data), np.int64(arrays.old.ctypes.data)
+    records, tally = np.int64(arrays.records.ctypes.data), arrays.tally
+    groups, old_groups, moved = tally[GROUPS], tally[OLD_GROUPS], tally[MOVED]
+    dim = out.shape[1]
+    width = 4 * arrays.rows.shape[1]
+    table, into = np.int64(arrays.rows.ctypes.data), np.int64(out.ctypes.data)
+    hashes, places = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    homes = np.empty(BLOCK, np.int64)
+    for low in range(0, keys.size, BLOCK):
+        mine = 0
+        for i in range(low, min(low + BLOCK, keys.size)):
+            h = mix(keys[i] ^ seed)
+            hashes[mine], places[mine] = h, i
+            mine += 1 if shard_of(h, shards) == shard else 0
+        for q in range(mine):
+            homes[q] = home_cells(cells, old, groups, old_groups, moved, hashes[q])
+            prefetch(homes[q])
+        for q in range(mine):
+            foresee(records, homes[q], hashes[q])
+        for q in range(mine):
+            h, key = hashes[q], keys[places[q]]
+            cell = find(cells, old, records, groups, old_groups, moved, h, key)
+            row = np.int64(-1)
+            if cell >= 0:
+                row = np.int64(halves_at(records + entry_at(cell) * RECORD_BYTES)[ROW_PLACE])
+            homes[q] = row
+            if row >= 0:
+                ask(table + row * width, dim)
+        for q in range(mine):
+            i = places[q]
+            found[i] = homes[q] >= 0
+            if homes[q] >= 0:
+                copy(into + 4 * dim * i, table + homes[q] * width, dim)
+            else:
+                clear(into + 4 * dim * i, dim)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def divisor(
-    start: np.int64, stop: np.int64, weights: NDArray[np.float32], weighted: bool, mode: np.int64
-) -> np.float32:
+def divisor(start: Whole, stop: Whole, weights: Whole, mode: Whole) -> np.float32:
     """Return what a pooled sum is divided by: 1, sum of w, or root of the sum of w squared.
 
-    A sum that is zero (nothing to pool, or weights that cancel) is given back as 0.
+    `weights` is an address, 0 for ones. A sum that is zero (nothing to pool, or weights that
+    cancel) is given back as 0.
     """
     one = np.float32(1.0)
     if mode == SUM:
         return one
     total = np.float32(0.0)
     for i in range(start, stop):
-        w = weights[i] if weighted else one
+        w = floats_at(weights)[i] if weights != 0 else one
         total += w if mode == MEAN else w * w
     return np.float32(np.sqrt(total)) if mode == SQRTN else total
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def pool(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int32],
+def pull(
+    jobs: NDArray[np.int64],
+    faces: NDArray[np.int64],
+    table: NDArray[np.float32],
+    dim: Whole,
+    numbers: NDArray[np.int32],
     inverse: NDArray[np.int32],
-    splits: NDArray[np.int64],
-    weights: NDArray[np.float32],
-    weighted: bool,
-    mode: np.int64,
-    out: NDArray[np.float32],
+    part: Whole,
+    parts: Whole,
 ) -> None:
-    """Write pooled rows into `out` [>= B, dim]; the rest of it becomes zero.
+    """Write rows into every input's face, for the part's share of its samples.
 
     Sample b reads ids splits[b]..splits[b+1], in that order: sum of w * row in float32, then
-    divided by `divisor`. A key without a row reads as zeros and counts in the divisor.
+    divided by `divisor`. A key without a row reads as zeros and counts in the divisor. Sequences
+    keep rows apart. The rest of a face becomes zero.
     """
-    zero = np.float32(0.0)
-    one = np.float32(1.0)
-    size = splits.size - 1
-    dim = values.shape[1]
-    for b in range(out.shape[0]):
-        for d in range(dim):
-            out[b, d] = zero
-        if b >= size:
-            continue
-        below = divisor(splits[b], splits[b + 1], weights, weighted, mode)
-        if below == zero:
-            continue
-        for i in range(splits[b], splits[b + 1]):
-            row = rows[inverse[i]]
-            if row >= 0:
-                w = weights[i] if weighted else one
-                for d in range(dim):
-                    out[b, d] += w * values[row, d]
-        if mode != SUM:
-            for d in range(dim):
-                out[b, d] /= below
+    one, zero = np.float32(1.0), np.float32(0.0)
+    width = 4 * table.shape[1]
+    base = np.int64(table.ctypes.data)
+    for j in range(jobs.shape[0]):
+        samples, length, mode = jobs[j, JOB_SAMPLES], jobs[j, JOB_LENGTH], jobs[j, JOB_MODE]
+        start, weights, plain = jobs[j, JOB_START], jobs[j, JOB_WEIGHTS], jobs[j, JOB_PLAIN]
+        splits = numbers_at(jobs[j, JOB_SPLITS])
+        size = dim if length < 0 else dim * length
+        out, total = faces[j, 0], faces[j, 1]
+        low, high = total * part // parts, total * (part + 1) // parts
+        last = min(high, samples)
+        asked = start + splits[min(low, samples)]
+        most = start + splits[last] if last > low else asked
+        for b in range(low, last):
+            end = start + splits[b + 1]
+            upto = min(end + AHEAD, most)
+            while asked < upto:
+                row = np.int64(numbers[inverse[asked]])
+                if row >= 0:
+                    ask(base + row * width, dim)
+                asked += 1
+            at = out + 4 * size * b
+            clear(at, size)
+            if length >= 0:
+                for i in range(start + splits[b], end):
+                    row = np.int64(numbers[inverse[i]])
+                    if row >= 0:
+                        copy(at, base + row * width, dim)
+                    at += 4 * dim
+                continue
+            below = one
+            if plain == 0:
+                below = divisor(splits[b], splits[b + 1], weights, mode)
+                if below == zero:
+                    continue
+            for i in range(splits[b], splits[b + 1]):
+                row = np.int64(numbers[inverse[start + i]])
+                if row >= 0:
+                    w = floats_at(weights)[i] if weights != 0 else one
+                    add(at, w, base + row * width, dim)
+            if below != one:
+                divide(at, at, dim, below)
+        for b in range(max(low, samples), high):
+            clear(out + 4 * size * b, size)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def pool_back(
-    rows: NDArray[np.int32],
+def sum_gradients(
+    jobs: NDArray[np.int64],
+    faces: NDArray[np.int64],
+    dim: Whole,
+    numbers: NDArray[np.int32],
     inverse: NDArray[np.int32],
-    splits: NDArray[np.int64],
-    weights: NDArray[np.float32],
-    weighted: bool,
-    mode: np.int64,
-    grads: NDArray[np.float32],
+    first: Whole,
+    end: Whole,
     sums: NDArray[np.float32],
-) -> None:
-    """Add gradients [>= B, dim] of pooled rows to `sums` [u, dim], in order of occurrence.
+    most: np.float32,
+) -> Whole:
+    """Sum the gradients of keys first to end into `sums` (flat, dim to a key), by occurrence.
 
-    Each occurrence adds w * (gradient / divisor), as float32. Keys without a row add nothing.
+    Each occurrence adds w * (gradient / divisor), as float32. Keys without a row stay zero.
+    Returns -1, or the first key whose sums are not all within ±most.
     """
-    one = np.float32(1.0)
-    for b in range(splits.size - 1):
-        below = divisor(splits[b], splits[b + 1], weights, weighted, mode)
-        if below == np.float32(0.0):
+    one, zero = np.float32(1.0), np.float32(0.0)
+    into = np.int64(sums.ctypes.data)
+    size = 4 * dim
+    clear(into + size * first, (end - first) * dim)
+    for j in range(jobs.shape[0]):
+        samples, length, mode = jobs[j, JOB_SAMPLES], jobs[j, JOB_LENGTH], jobs[j, JOB_MODE]
+        start, weights, plain = jobs[j, JOB_START], jobs[j, JOB_WEIGHTS], jobs[j, JOB_PLAIN]
+        splits = numbers_at(jobs[j, JOB_SPLITS])
+        grads = faces[j, 0]
+        if plain == 1:
+            for b in range(samples):
+                u = np.int64(inverse[start + b])
+                if first <= u < end and numbers[u] >= 0:
+                    add(into + size * u, one, grads + size * b, dim)
             continue
-        for i in range(splits[b], splits[b + 1]):
-            u = inverse[i]
-            if rows[u] >= 0:
-                w = weights[i] if weighted else one
-                for d in range(sums.shape[1]):
-                    sums[u, d] += w * (grads[b, d] / below)
-
-
-@njit(cache=True, nogil=True)
-def place(
-    values: NDArray[np.float32],
-    rows: NDArray[np.int32],
-    inverse: NDArray[np.int32],
-    splits: NDArray[np.int64],
-    out: NDArray[np.float32],
-) -> None:
-    """Write each sample's rows in order into `out` [>= B, L, dim]; the rest becomes zero."""
-    size = splits.size - 1
-    for b in range(out.shape[0]):
-        out[b] = np.float32(0.0)
-        if b >= size:
-            continue
-        for i in range(splits[b], splits[b + 1]):
-            row = rows[inverse[i]]
-            if row >= 0:
-                out[b, i - splits[b]] = values[row]
-
-
-@njit(cache=True, nogil=True)
-def place_back(
-    rows: NDArray[np.int32],
-    inverse: NDArray[np.int32],
-    splits: NDArray[np.int64],
-    grads: NDArray[np.float32],
-    sums: NDArray[np.float32],
-) -> None:
-    """Add gradients [>= B, L, dim] of sequences to `sums` [u, dim], in order of occurrence."""
-    for b in range(splits.size - 1):
-        for i in range(splits[b], splits[b + 1]):
-            u = inverse[i]
-            if rows[u] >= 0:
-                for d in range(sums.shape[1]):
-                    sums[u, d] += grads[b, i - splits[b], d]
-
-
-@njit(cache=True, nogil=True)
-def first_wild(rows: NDArray[np.int32], sums: NDArray[np.float32], most: np.float32) -> np.int64:
-    """Return the first u with a row whose sums [u, dim] are not all within ±most, or -1."""
-    for u in range(rows.size):
-        if rows[u] >= 0:
-            for d in range(sums.shape[1]):
-                if not abs(sums[u, d]) <= most:
-                    return np.int64(u)
+        for b in range(samples):
+            at: Whole = grads + (size * b if length < 0 else size * length * b)
+            below = one
+            if length < 0:
+                below = divisor(splits[b], splits[b + 1], weights, mode)
+                if below == zero:
+                    continue
+            for i in range(splits[b], splits[b + 1]):
+                u = np.int64(inverse[start + i])
+                if first <= u < end and numbers[u] >= 0:
+                    w = floats_at(weights)[i] if weights != 0 else one
+                    if below == one:
+                        add(into + size * u, w, at, dim)
+                    else:
+                        add_share(into + size * u, w, at, dim, below)
+                if length >= 0:
+                    at += size
+    for number in range(first, end):
+        if not is_tame(into + size * number, dim, most):
+            return np.int64(number)
     return np.int64(-1)

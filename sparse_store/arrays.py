@@ -1,22 +1,46 @@
-"""A table's memory: columns of entries, how they are made and how they grow."""
+"""A table's memory: reserved once as address space, and touched as it fills.
 
-from typing import Any, NamedTuple
+Records and rows are never copied to grow: their arrays are as long as the machine's memory could
+ever fill, and pages come into being when they are first written. Only the index is built anew,
+half as large again, and its cells move over some at a time.
+"""
+
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparse_store._table_kernels import (
+    ALL_MOVED,
     CANDIDATES,
-    FREE,
+    CELLS,
+    FIRST,
+    FIRST_ROW,
+    GROUPS,
+    MOVED,
+    OLD_GROUPS,
     ROWS,
     TALLIES,
+    USED,
+    USED_ROWS,
     TableArrays,
-    reindex,
+    migrate,
 )
 from sparse_store.errors import TableFull
 
-_LEAST_ENTRIES = 64
-_MOST_ENTRIES = 2**31 - 2
+RECORD: Final = np.dtype(
+    [("key", "u8"), ("stamp", "i8"), ("changed", "i8"), ("count", "u4"), ("row", "i4")],
+    align=True,
+)
+_MOST_ENTRIES: Final = 2**31 - 2
+_LEAST_GROUPS: Final = 16
+_SLICE: Final = 16_384  # groups moved in a step, at least
+_WITHOUT_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE
+_SMALL: Final = 4 << 20  # bytes at the front of a reservation that stay in small pages
 
 
 class Block(NamedTuple):
@@ -55,86 +79,121 @@ def still(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def born(dim: int, slots: int) -> TableArrays:
-    """Return the memory of an empty table."""
-    return TableArrays(
-        cells=np.full(2 * _LEAST_ENTRIES, -1, np.int32),
-        keys=np.empty(_LEAST_ENTRIES, np.uint64),
-        row_of=np.full(_LEAST_ENTRIES, FREE, np.int32),
-        counts=np.empty(_LEAST_ENTRIES, np.uint32),
-        stamps=np.empty(_LEAST_ENTRIES, np.int64),
-        changed=np.empty(_LEAST_ENTRIES, np.int64),
-        free_entries=np.empty(_LEAST_ENTRIES, np.int32),
-        values=np.empty((_LEAST_ENTRIES, dim), np.float32),
-        slots=np.empty((_LEAST_ENTRIES, slots), np.float32),
-        free_rows=np.empty(_LEAST_ENTRIES, np.int32),
-        tally=np.zeros(TALLIES, np.int64),
-    )
+def address_of(array: NDArray[Any]) -> int:
+    """Return where an array's first element lies."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
-def has_room(arrays: TableArrays, keys: int) -> bool:
-    """Say whether that many unknown keys could all become entries with rows."""
-    rows = int(arrays.tally[ROWS])
-    entries = rows + int(arrays.tally[CANDIDATES])
-    return (
-        entries + keys <= min(arrays.keys.size, _cell_bound(arrays.cells.size))
-        and rows + keys <= arrays.values.shape[0]
-    )
+def reserved(count: int, dtype: DTypeLike, *, width: int | None = None) -> NDArray[Any]:
+    """Return a zero array [count] or [count, width] whose pages come into being when written.
+
+    Shorter, by halves, where the system grants less. Big ones ask for huge pages; the front stays
+    in small ones, so that a small table costs little.
+
+    Raises
+    ------
+    TableFull
+        Not even one page is granted.
+    """
+    kind = np.dtype(dtype)
+    size = kind.itemsize * (width or 1)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _WITHOUT_RESERVE
+    memory = None
+    while memory is None:
+        try:
+            memory = mmap.mmap(-1, max(count * size, mmap.PAGESIZE), flags=flags)
+        except (OSError, OverflowError, ValueError) as error:
+            if count * size <= mmap.PAGESIZE:
+                raise TableFull(f"the system grants no memory: {error}") from error
+            count //= 2
+    if hasattr(mmap, "MADV_HUGEPAGE") and len(memory) > 2 * _SMALL:
+        memory.madvise(mmap.MADV_HUGEPAGE, _SMALL)
+    array = np.frombuffer(memory, kind, count * (width or 1))
+    return array if width is None else array.reshape(count, width)
 
 
-def with_room(arrays: TableArrays, seed: np.uint64, *, entries: int, rows: int) -> TableArrays:
-    """Return memory for that many more entries and rows; columns are copied where they grow.
+def born(width: int, *, shards: int = 1) -> list[TableArrays]:
+    """Return the memory of an empty table, by shard; `width` is that of values and slots."""
+    records = reserved(_fitting(RECORD.itemsize), RECORD)
+    rows = reserved(_fitting(4 * width), np.float32, width=width)
+    free_entries = reserved(records.size, np.int32)
+    free_rows = reserved(rows.shape[0], np.int32)
+    entries = min(records.size, free_entries.size) // shards
+    numbers = min(rows.shape[0], free_rows.size) // shards
+    made = []
+    for shard in range(shards):
+        tally = np.zeros(TALLIES, np.int64)
+        tally[[FIRST, USED]] = shard * entries
+        tally[[FIRST_ROW, USED_ROWS]] = shard * numbers
+        tally[GROUPS], tally[MOVED] = _LEAST_GROUPS, ALL_MOVED
+        cells = _cells(_LEAST_GROUPS)
+        old = np.zeros(CELLS, np.uint64)
+        made.append(TableArrays(cells, old, records, rows, free_entries, free_rows, tally))
+    return made
 
-    Columns and index grow by doubling; the index is filled to 70 % at most.
+
+def with_room(arrays: TableArrays, keys: int, *, shards: int = 1) -> TableArrays:
+    """Return a shard's memory with room for that many unknown keys, all with rows.
+
+    The index is filled to three quarters, and replaced by one half as large again, or more. Cells
+    move over in slices: some with each call, all at once when the keys to come wouldn't wait.
 
     Raises
     ------
     TableFull
     """
-    rows += int(arrays.tally[ROWS])
-    entries += int(arrays.tally[ROWS] + arrays.tally[CANDIDATES])
-    if entries > _MOST_ENTRIES:
+    tally = arrays.tally
+    entries = int(tally[ROWS] + tally[CANDIDATES]) + keys
+    most = min(arrays.records.size, arrays.free_entries.size) // shards
+    if entries > most or int(tally[ROWS]) + keys > _most_rows(arrays) // shards:
         raise TableFull(
-            f"{entries} entries are more than an index can number, {_MOST_ENTRIES}; bound the "
-            "table by evict.rows and admit.candidates"
+            f"{entries} entries of a share of one in {shards} are more than memory or the index "
+            f"can hold, {most}; bound the table by evict.rows and admit.candidates"
         )
-    if entries > arrays.keys.size:
-        size = _doubled(arrays.keys.size, entries)
-        arrays = arrays._replace(
-            keys=_longer(arrays.keys, size),
-            row_of=_longer(arrays.row_of, size),
-            counts=_longer(arrays.counts, size),
-            stamps=_longer(arrays.stamps, size),
-            changed=_longer(arrays.changed, size),
-            free_entries=_longer(arrays.free_entries, size),
-        )
-    if rows > arrays.values.shape[0]:
-        size = _doubled(arrays.values.shape[0], rows)
-        arrays = arrays._replace(
-            values=_longer(arrays.values, size),
-            slots=_longer(arrays.slots, size),
-            free_rows=_longer(arrays.free_rows, size),
-        )
-    if entries > _cell_bound(arrays.cells.size):
-        size = arrays.cells.size
-        while entries > _cell_bound(size):
-            size *= 2
-        arrays = arrays._replace(cells=np.full(size, -1, np.int32))
-        reindex(arrays, seed)
+    if tally[OLD_GROUPS]:
+        # A sixteenth of what may be entered would do to end before the old index is too full.
+        migrate(arrays, max(_SLICE, 2 * keys))
+        if entries > _bound(int(tally[OLD_GROUPS])) * 6 // 5 or entries > _bound(
+            int(tally[GROUPS])
+        ):
+            while tally[OLD_GROUPS]:
+                migrate(arrays, int(tally[OLD_GROUPS]))
+        if not tally[OLD_GROUPS]:
+            arrays = arrays._replace(old=np.zeros(CELLS, np.uint64))
+    if entries > _bound(int(tally[GROUPS])) and not tally[OLD_GROUPS]:
+        before = int(tally[GROUPS])
+        groups = before + before // 2
+        while entries > _bound(groups):
+            groups += groups // 2
+        arrays = arrays._replace(cells=_cells(groups), old=arrays.cells)
+        tally[GROUPS], tally[OLD_GROUPS], tally[MOVED] = groups, before, 0
+        return with_room(arrays, keys, shards=shards)
     return arrays
 
 
-def _cell_bound(cells: int) -> int:
-    return cells * 7 // 10
+def used(shards: Sequence[TableArrays]) -> int:
+    """Return how many entries were ever numbered, of all shards."""
+    return sum(int(arrays.tally[USED] - arrays.tally[FIRST]) for arrays in shards)
 
 
-def _doubled(size: int, wanted: int) -> int:
-    while size < wanted:
-        size *= 2
-    return size
+def _bound(groups: int) -> int:
+    return groups * CELLS * 3 // 4
 
 
-def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
-    longer = np.empty((size, *array.shape[1:]), array.dtype)
-    longer[: array.shape[0]] = array
-    return longer
+def _most_rows(arrays: TableArrays) -> int:
+    return int(min(arrays.rows.shape[0], arrays.free_rows.size))
+
+
+def _cells(groups: int) -> NDArray[np.uint64]:
+    # As many groups again for walks that run over the end.
+    cells = reserved(2 * groups * CELLS, np.uint64)
+    if cells.size < 2 * groups * CELLS:
+        raise TableFull(f"the system grants no memory for an index of {groups * CELLS} cells")
+    return cells
+
+
+def _fitting(size: int) -> int:
+    """Return how many things of that many bytes the machine's memory could hold."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(_MOST_ENTRIES, memory // size))

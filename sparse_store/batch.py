@@ -1,10 +1,11 @@
-"""A batch on its way through tables: what is asked, which rows that means, and the pooling.
+"""A batch on its way through tables: what is asked, in the kernels' form, and who carries it.
 
-Pooling is `Keys.pool` or, with `Keys.length`, none. `pull_into` and `sum_gradients` are each
-other's transposes; both take rows and occurrences in one fixed order.
+Pooling is `Keys.pool` or, with `Keys.length`, none. Kernels take all inputs of a table at once:
+as rows of numbers, with the addresses of their arrays, which the plan keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparse_store import _table_kernels as kernels
-from sparse_store.arrays import still
+from sparse_store.arrays import address_of, still
 from sparse_store.errors import BadInput
-from sparse_store.table import Distinct
 
 _MODES = {"sum": kernels.SUM, "mean": kernels.MEAN, "sqrtn": kernels.SQRTN}
 
@@ -47,15 +47,13 @@ class Keys(NamedTuple):
     length: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Input:
-    """Checked `Keys`: arrays contiguous and read-only, `weights` empty for ones."""
+class Input(NamedTuple):
+    """`Keys` with contiguous arrays of the right types; `weights` None for ones."""
 
     table: str
     ids: NDArray[np.uint64]
     splits: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    weighted: bool
+    weights: NDArray[np.float32] | None
     mode: int
     length: int | None
 
@@ -67,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A resolved batch: which rows its ids mean, until the next `resolve`. Made by a store.
+    """A resolved batch, until the next `resolve`. Made by a store.
 
     Attributes
     ----------
@@ -75,16 +73,43 @@ class Plan:
         The step that it began.
     inputs
         By name, in the order given.
-    distinct
-        By table: its keys in this batch and their rows.
-    inverse
-        By input: for each id the number of its key in `distinct`, int32 [n].
+    names, jobs
+        By table that the batch asks: its inputs, and the kernels' form of them.
     """
 
     step: int
     inputs: Mapping[str, Input]
-    distinct: Mapping[str, Distinct]
-    inverse: Mapping[str, NDArray[np.int32]]
+    names: Mapping[str, Sequence[str]]
+    jobs: Mapping[str, NDArray[np.int64]]
+
+
+class Crew:
+    """Threads that kernels run in: the caller's, and as many more as it takes.
+
+    Kernels give the interpreter free while they run.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._others = None if size == 1 else ThreadPoolExecutor(size - 1, "sparse_store")
+
+    def each(self, work: Callable[[int], None], *, alone: bool = False) -> None:
+        """Run work(0) to work(size - 1), all at once, or `alone` in the caller's thread.
+
+        Returns when all are over; raises what one of them raised.
+        """
+        if self._others is None or alone:
+            for number in range(self.size):
+                work(number)
+            return
+        others = [self._others.submit(work, number) for number in range(1, self.size)]
+        try:
+            work(0)
+        finally:
+            for other in others:
+                other.exception()
+        for other in others:
+            other.result()
 
 
 def checked_ids(ids: NDArray[np.uint64], where: str) -> NDArray[np.uint64]:
@@ -97,123 +122,108 @@ def checked_ids(ids: NDArray[np.uint64], where: str) -> NDArray[np.uint64]:
 
 
 def checked_input(name: str, keys: Keys) -> Input:
-    """Return `keys` in the kernels' form, or raise `BadInput`."""
-    where = f"input {name!r}"
-    ids = checked_ids(keys.ids, where)
-    splits = _splits(keys.row_splits, ids.size, where)
+    """Return `keys` in the kernels' form, or raise `BadInput`; `jobs_of` looks at the splits."""
+    ids = np.ascontiguousarray(keys.ids)
+    if ids.ndim != 1 or ids.dtype not in (np.uint64, np.int64):
+        checked_ids(ids, f"input {name!r}")
+    splits = np.ascontiguousarray(keys.row_splits)
+    if splits.dtype != np.int64 or splits.ndim != 1 or splits.size == 0:
+        raise BadInput(
+            f"input {name!r}: row_splits is {splits.dtype} {splits.shape}; give int64 [B + 1]"
+        )
     if keys.pool not in _MODES:
-        raise BadInput(f"{where}: pool is {keys.pool!r}; give one of {[*_MODES]}")
-    weights = np.empty(0, np.float32)
+        raise BadInput(f"input {name!r}: pool is {keys.pool!r}; give one of {[*_MODES]}")
+    weights = None
     if keys.weights is not None:
         weights = np.ascontiguousarray(keys.weights)
         if weights.dtype != np.float32 or weights.shape != ids.shape:
             raise BadInput(
-                f"{where}: weights are {weights.dtype} {weights.shape}; give float32 [{ids.size}], "
-                "one per id"
+                f"input {name!r}: weights are {weights.dtype} {weights.shape}; give float32 "
+                f"[{ids.size}], one per id"
             )
         if keys.length is not None:
-            raise BadInput(f"{where}: a sequence keeps its rows apart; it takes no weights")
-    if keys.length is not None:
-        longest = int(np.max(splits[1:] - splits[:-1], initial=0))
-        if longest > keys.length:
-            raise BadInput(
-                f"{where}: a list of {longest} ids, and the sequence holds {keys.length}; cap lists "
-                "before"
+            raise BadInput(f"input {name!r}: a sequence keeps its rows apart; it takes no weights")
+    return Input(keys.table, ids, splits, weights, _MODES[keys.pool], keys.length)
+
+
+def jobs_of(inputs: Mapping[str, Input], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the kernels' form of a table's inputs, or raise `BadInput`."""
+    rows = []
+    start = 0
+    for name in names:
+        entry = inputs[name]
+        if entry.length is not None and entry.length < 0:
+            _refuse(name, entry)
+        rows.append(
+            (
+                address_of(entry.ids),
+                entry.ids.size,
+                address_of(entry.splits),
+                entry.size,
+                0 if entry.weights is None else address_of(entry.weights),
+                entry.mode,
+                -1 if entry.length is None else entry.length,
+                start,
+                0,
             )
-    return Input(
-        table=keys.table,
-        ids=ids,
-        splits=still(splits),
-        weights=still(weights),
-        weighted=keys.weights is not None,
-        mode=_MODES[keys.pool],
-        length=keys.length,
-    )
+        )
+        start += entry.ids.size
+    jobs = np.array(rows, np.int64)
+    wrong = int(kernels.check(jobs))
+    if wrong >= 0:
+        _refuse(names[wrong], inputs[names[wrong]])
+    return jobs
 
 
-def check_arrays(
+def faces_of(
     plan: Plan,
     arrays: Mapping[str, NDArray[np.float32]],
     dims: Mapping[str, int],
     *,
     writable: bool,
-) -> None:
-    """Raise `BadInput` unless every input has an array of its shape; dims are by table."""
-    for name, entry in plan.inputs.items():
-        if name not in arrays:
-            raise BadInput(f"input {name!r} has no array; there are {[*arrays]}")
-        array = arrays[name]
-        tail: tuple[int, ...] = (dims[entry.table],)
-        if entry.length is not None:
-            tail = (entry.length, *tail)
-        fits = array.ndim == 1 + len(tail) and array.shape[1:] == tail
-        if array.dtype != np.float32 or not fits or array.shape[0] < entry.size:
-            raise BadInput(
-                f"input {name!r}: the array is {array.dtype} {array.shape}; give float32 "
-                f"{(entry.size, *tail)}, or longer"
-            )
-        if not array.flags.c_contiguous or (writable and not array.flags.writeable):
-            raise BadInput(
-                f"input {name!r}: the array must be C-contiguous{' and writable' * writable}"
-            )
+) -> dict[str, NDArray[np.int64]]:
+    """Return, by table, address and samples of each input's array; dims are by table.
 
-
-def pull_into(plan: Plan, name: str, values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
-    """Write one input's rows, pooled or in sequence, into `out`; values are the table's."""
-    entry = plan.inputs[name]
-    rows, inverse = plan.distinct[entry.table].rows, plan.inverse[name]
-    if entry.length is not None:
-        kernels.place(still(values), rows, inverse, entry.splits, out)
-        return
-    kernels.pool(
-        still(values),
-        rows,
-        inverse,
-        entry.splits,
-        entry.weights,
-        entry.weighted,
-        np.int64(entry.mode),
-        out,
-    )
-
-
-def sum_gradients(
-    plan: Plan, grads: Mapping[str, NDArray[np.float32]], dims: Mapping[str, int]
-) -> dict[str, NDArray[np.float32]]:
-    """Return, by table, the gradients of its distinct keys [u, dim]; zeros without a row.
-
-    Float32 sums in order of occurrence: inputs as in the plan, samples in order, ids in order.
+    Raises
+    ------
+    BadInput
+        An input has no array of its shape.
     """
-    sums = {
-        table: np.zeros((distinct.keys.size, dims[table]), np.float32)
-        for table, distinct in plan.distinct.items()
-    }
-    for name, entry in plan.inputs.items():
-        rows, inverse = plan.distinct[entry.table].rows, plan.inverse[name]
-        grad, total = still(grads[name]), sums[entry.table]
-        if entry.length is not None:
-            kernels.place_back(rows, inverse, entry.splits, grad, total)
-            continue
-        kernels.pool_back(
-            rows,
-            inverse,
-            entry.splits,
-            entry.weights,
-            entry.weighted,
-            np.int64(entry.mode),
-            grad,
-            total,
-        )
-    return {table: still(total) for table, total in sums.items()}
+    faces = {}
+    for table, names in plan.names.items():
+        dim = dims[table]
+        rows = []
+        for name in names:
+            array = arrays.get(name)
+            entry = plan.inputs[name]
+            if array is None:
+                raise BadInput(f"input {name!r} has no array; there are {[*arrays]}")
+            tail = (dim,) if entry.length is None else (entry.length, dim)
+            shape = array.shape
+            if array.dtype != np.float32 or shape[1:] != tail or shape[0] < entry.size:
+                raise BadInput(
+                    f"input {name!r}: the array is {array.dtype} {shape}; give float32 "
+                    f"{(entry.size, *tail)}, or longer"
+                )
+            flags = array.flags
+            if not flags.c_contiguous or (writable and not flags.writeable):
+                raise BadInput(
+                    f"input {name!r}: the array must be C-contiguous{' and writable' * writable}"
+                )
+            rows.append((address_of(array), shape[0]))
+        faces[table] = np.array(rows, np.int64)
+    return faces
 
 
-def _splits(row_splits: NDArray[np.int64], ids: int, where: str) -> NDArray[np.int64]:
-    splits = np.ascontiguousarray(row_splits)
-    if splits.dtype != np.int64 or splits.ndim != 1 or splits.size == 0:
-        raise BadInput(f"{where}: row_splits is {splits.dtype} {splits.shape}; give int64 [B + 1]")
+def _refuse(name: str, entry: Input) -> None:
+    splits, ids = entry.splits, entry.ids.size
     if splits[0] != 0 or splits[-1] != ids or bool(np.any(splits[1:] < splits[:-1])):
         raise BadInput(
-            f"{where}: row_splits must rise from 0 to {ids}, the number of ids; it goes from "
-            f"{splits[0]} to {splits[-1]}"
+            f"input {name!r}: row_splits must rise from 0 to {ids}, the number of ids; it goes "
+            f"from {splits[0]} to {splits[-1]}"
         )
-    return splits
+    longest = int(np.max(splits[1:] - splits[:-1], initial=0))
+    raise BadInput(
+        f"input {name!r}: a list of {longest} ids, and the sequence holds {entry.length}; cap lists "
+        "before"
+    )

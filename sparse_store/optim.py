@@ -34,11 +34,16 @@ def parameters(optimizer: Adagrad | Ftrl) -> NDArray[np.float32]:
 
 def step(
     optimizer: Adagrad | Ftrl,
-    values: NDArray[np.float32],
-    slots: NDArray[np.float32],
-    rows: NDArray[np.int32],
+    rows: NDArray[np.float32],
+    numbers: NDArray[np.int32],
+    keys: tuple[int, int],
     sums: NDArray[np.float32],
+    dim: int,
 ) -> None:
-    """Take one step on each row named in `rows` (-1: none), in place."""
+    """Take one step, in place, on the row of each key from keys[0] to keys[1].
+
+    `rows` [n, width] has values, then slots; `numbers` [u] a key's row, -1 for none; `sums` is
+    flat, dim to a key.
+    """
     kernel = adagrad if isinstance(optimizer, Adagrad) else ftrl
-    kernel(values, slots, rows, sums, parameters(optimizer))
+    kernel(rows, numbers, np.int64(keys[0]), np.int64(keys[1]), sums, dim, parameters(optimizer))

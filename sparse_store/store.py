@@ -9,22 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparse_store import _table_kernels as kernels
 from sparse_store import optim, policy
+from sparse_store._table_kernels import JOB_COUNT
 from sparse_store.arrays import Block
 from sparse_store.batch import (
+    Crew,
     Keys,
     Plan,
-    check_arrays,
     checked_ids,
     checked_input,
-    pull_into,
-    sum_gradients,
+    faces_of,
+    jobs_of,
 )
 from sparse_store.config import Count, Evict, Ftrl, Table, validated
 from sparse_store.errors import (
@@ -40,7 +40,7 @@ from sparse_store.errors import (
     UnknownTable,
 )
 from sparse_store.files import Chain, Frozen, Header
-from sparse_store.table import Distinct, LiveTable
+from sparse_store.table import LiveTable
 
 __all__ = [
     "Change",
@@ -53,6 +53,8 @@ __all__ = [
     "SparseStore",
     "warm_up",
 ]
+
+_SMALL: Final = 4096  # ids
 
 _log = logging.getLogger(__name__)
 
@@ -116,8 +118,8 @@ class SparseStore:
     seed
         Decides initial values, with the table's name.
     threads
-        Taken and kept for later releases; kernels run in the caller's thread, so results can't
-        depend on it.
+        How many of them run the kernels of a step, the caller's among them. Tables are cut into
+        as many ranges of hashes, each one thread's own; no result depends on it.
     readers
         Named cursors. A tombstone is kept until every reader has acknowledged it.
 
@@ -148,7 +150,7 @@ class SparseStore:
         if not readers:
             raise BadInput("a store needs a reader; nobody would ever free its tombstones")
         self._seed = seed
-        self._threads = threads
+        self._crew = Crew(threads)
         self._step = 0
         self._clock = 0
         self._cursors = dict.fromkeys(readers, 0)
@@ -156,7 +158,7 @@ class SparseStore:
         self._open = False
         self._live: dict[str, LiveTable] = {}
         for table in _distinct_tables(tables):
-            self._live[table.name] = LiveTable(table, seed=seed, born_at=0)
+            self._live[table.name] = LiveTable(table, seed=seed, born_at=0, shards=threads)
 
     # ---- what it is
 
@@ -203,22 +205,22 @@ class SparseStore:
         by_table: dict[str, list[str]] = {}
         for name, entry in checked.items():
             by_table.setdefault(self._table(entry.table).config.name, []).append(name)
+        jobs = {table: jobs_of(checked, names) for table, names in by_table.items()}
         self._step += 1
         self._clock = clock
-        distinct: dict[str, Distinct] = {}
-        inverse: dict[str, NDArray[np.int32]] = {}
-        for table, live in self._live.items():
+        for live in self._live.values():
             live.collect(clock=clock, step=self._step)
-            names = by_table.get(table)
-            if names is None:
-                continue
-            ids = np.concatenate([checked[name].ids for name in names])
-            distinct[table] = live.resolve(ids, clock=clock, step=self._step)
-            ends = np.cumsum([checked[name].ids.size for name in names])
-            pieces = np.split(distinct[table].inverse, ends[:-1])
-            inverse.update(zip(names, pieces, strict=True))
-        self._latest = Plan(self._step, checked, distinct, inverse)
+        self._latest = Plan(self._step, checked, by_table, jobs)
         self._open = True
+        for table, rows in jobs.items():
+            live = self._live[table]
+            live.batch.begin(int(rows[:, JOB_COUNT].sum()), live.config.dim)
+
+        def resolve(shard: int) -> None:
+            for table, rows in jobs.items():
+                self._live[table].resolve(rows, shard, clock=clock, step=self._step)
+
+        self._crew.each(resolve, alone=_is_small(self._latest))
         return self._latest
 
     def pull(self, plan: Plan, out: Mapping[str, NDArray[np.float32]]) -> None:
@@ -237,9 +239,13 @@ class SparseStore:
         StalePlan, BadInput
         """
         self._must_be_latest(plan)
-        check_arrays(plan, out, self._dims, writable=True)
-        for name, entry in plan.inputs.items():
-            pull_into(plan, name, self._live[entry.table].arrays.values, out[name])
+        faces = faces_of(plan, out, self._dims, writable=True)
+
+        def pull(part: int) -> None:
+            for table, jobs in plan.jobs.items():
+                self._live[table].pull(jobs, faces[table], part, self._crew.size)
+
+        self._crew.each(pull, alone=_is_small(plan))
 
     def push(self, plan: Plan, grads: Mapping[str, NDArray[np.float32]]) -> None:
         """End a step: one optimizer step per distinct key with a row, over all inputs of a table.
@@ -264,18 +270,29 @@ class SparseStore:
         self._must_be_latest(plan)
         if not self._open:
             raise StalePlan(f"the plan of step {plan.step} was pushed or abandoned; resolve again")
-        check_arrays(plan, grads, self._dims, writable=False)
-        sums = sum_gradients(plan, grads, self._dims)
-        for table, distinct in plan.distinct.items():
-            wild = kernels.first_wild(distinct.rows, sums[table], optim.LARGEST_GRADIENT)
-            if wild >= 0:
-                raise NonFinite(
-                    f"table {table!r}, key {distinct.keys[wild]}: the summed gradient of step "
-                    f"{plan.step} is not within ±{optim.LARGEST_GRADIENT:g}; nothing was moved, "
-                    "push again without the sample, or abandon"
-                )
-        for table, distinct in plan.distinct.items():
-            self._live[table].learn(distinct, sums[table])
+        faces = faces_of(plan, grads, self._dims, writable=False)
+        wild: list[tuple[str, int]] = []
+
+        def add_up(shard: int) -> None:
+            for table, jobs in plan.jobs.items():
+                number = self._live[table].sum(jobs, faces[table], shard)
+                if number >= 0:
+                    wild.append((table, number))
+
+        def learn(shard: int) -> None:
+            for table in plan.jobs:
+                self._live[table].learn(shard)
+
+        small = _is_small(plan)
+        self._crew.each(add_up, alone=small)
+        if wild:
+            table, number = min(wild, key=self._place_of)
+            raise NonFinite(
+                f"table {table!r}, key {self._live[table].batch.keys[number]}: the summed gradient "
+                f"of step {plan.step} is not within ±{optim.LARGEST_GRADIENT:g}; nothing was moved, "
+                "push again without the sample, or abandon"
+            )
+        self._crew.each(learn, alone=small)
         self._open = False
 
     def abandon(self, plan: Plan) -> None:
@@ -530,6 +547,12 @@ class SparseStore:
             raise UnknownTable(f"no table {name!r}; there are {[*self._live]}")
         return live
 
+    def _place_of(self, found: tuple[str, int]) -> tuple[int, int]:
+        """Where a table stands, and where a key of its batch came first: the same for any shards."""
+        table, number = found
+        inverse = self._live[table].batch.inverse
+        return [*self._live].index(table), int(np.argmax(inverse == number))
+
     def _must_be_latest(self, plan: Plan) -> None:
         if plan is not self._latest:
             raise StalePlan(
@@ -542,6 +565,11 @@ class SparseStore:
                 f"{what} needs a step boundary, and step {self._step} is resolved but not pushed; "
                 "push or abandon its plan first"
             )
+
+
+def _is_small(plan: Plan) -> bool:
+    """Say whether a batch is so small that waking threads would take longer than its work."""
+    return sum(int(jobs[:, JOB_COUNT].sum()) for jobs in plan.jobs.values()) < _SMALL
 
 
 def warm_up() -> None:
@@ -562,6 +590,8 @@ def warm_up() -> None:
     out = {"once": np.empty((1, 1), np.float32), "never": np.empty((1, 100, 1), np.float32)}
     store.pull(plan, out)
     store.push(plan, out)
+    store.lookup("once", ids)
+    store.count("once", ids)
     dump = store.dump("once")
     saved = Block(dump.keys, dump.counts, dump.stamps, dump.changed_at, dump.values, dump.slots)
     LiveTable(once, seed=0, born_at=0).insert(saved, rows=True)

@@ -1,11 +1,11 @@
 """One live table: what a step does to it, and what readers get to see.
 
-Nothing here validates; `store` does. Everything handed out is a copy.
+Nothing here validates; `store` does. Everything handed out is a copy, but `Batch`.
 """
 
 import hashlib
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,28 +13,91 @@ from numpy.typing import NDArray
 
 from sparse_store import _table_kernels as kernels
 from sparse_store import optim, policy
-from sparse_store._table_kernels import ADMITTED, CANDIDATE, CANDIDATES, ROWS, USED
-from sparse_store.arrays import Block, born, has_room, still, with_room
+from sparse_store._table_kernels import ADMITTED, CANDIDATES, ROWS
+from sparse_store.arrays import Block, born, still, used, with_room
 from sparse_store.config import Count, Normal, Table, Uniform
 from sparse_store.tombs import Graveyard, Tombs
 
+_ALWAYS: Final = -(2**63)
+_NEVER: Final = 2**63 - 1
 
-class Distinct(NamedTuple):
-    """A batch's ids of one table, each key once.
+
+class Batch:
+    """A batch's ids of one table, each key once; its arrays are used again by the next one.
+
+    Shard s numbers its keys, by first occurrence, from `first[s]` up to `end[s]`.
 
     Attributes
     ----------
     keys
-        uint64 [u], in order of first occurrence.
-    rows
-        int32 [u], the row of each, -1 for a key without one.
+        uint64, by number.
+    numbers
+        int32, by number: the key's row, -1 for a key without one.
     inverse
-        int32 [n], the number of each occurrence's key.
+        int32 [n]: the number of each id's key, ids as the table's inputs have them in turn.
+    sums
+        float32, flat, dim to a number: gradients summed.
     """
 
-    keys: NDArray[np.uint64]
-    rows: NDArray[np.int32]
-    inverse: NDArray[np.int32]
+    __slots__ = (
+        "_generation",
+        "_room",
+        "_scratch",
+        "end",
+        "first",
+        "hashes",
+        "inverse",
+        "keys",
+        "numbers",
+        "occurrences",
+        "sums",
+    )
+
+    def __init__(self, shards: int) -> None:
+        self.first = [0] * shards
+        self.end = [0] * shards
+        self._room = -1
+        self._generation = 0
+        self._scratch: list[NDArray[np.uint64]] = []
+
+    def begin(self, ids: int, dim: int) -> None:
+        """Make room for that many ids, and forget the batch before."""
+        shards = len(self.first)
+        if ids > self._room:
+            self._room = max(1024, ids + ids // 4)
+            total = self._room * shards
+            self.keys = np.empty(total, np.uint64)
+            self.hashes = np.empty(total, np.uint64)
+            self.occurrences = np.empty(total, np.int64)
+            self.numbers = np.empty(total, np.int32)
+            self.inverse = np.empty(self._room, np.int32)
+            self.sums = np.empty(total * dim, np.float32)
+            self.first = [shard * self._room for shard in range(shards)]
+            self._scratch = [np.empty(0, np.uint64)] * shards
+        self.end = list(self.first)
+        cells = 1 << (ids + ids // 4).bit_length()
+        self._generation += 1
+        if cells > self._scratch[0].size or self._generation == 2**16:
+            cells = max(cells, self._scratch[0].size)
+            self._scratch = [np.zeros(cells, np.uint64) for _ in range(shards)]
+            self._generation = 1
+
+    def dedupe(self, jobs: NDArray[np.int64], seed: np.uint64, shard: int) -> None:
+        """Number a shard's keys."""
+        end = kernels.dedupe(
+            jobs,
+            seed,
+            np.int64(shard),
+            np.int64(len(self.first)),
+            np.int64(self.first[shard]),
+            self._scratch[shard],
+            np.uint64(self._generation),
+            self.keys,
+            self.hashes,
+            self.occurrences,
+            self.inverse,
+        )
+        self.end[shard] = int(end)
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +144,7 @@ def start_of(table: Table) -> tuple[int, float]:
 
 
 class LiveTable:
-    """The entries of one table. A single thread writes; nothing reads meanwhile."""
+    """The entries of one table, in shards. A single thread writes, or one per shard in a step."""
 
     __slots__ = (
         "_evicted",
@@ -89,16 +152,18 @@ class LiveTable:
         "_forgotten",
         "_horizon",
         "_kind",
+        "_needed",
         "_scale",
         "_seed",
         "_slot_start",
-        "arrays",
+        "batch",
         "born",
         "config",
         "graves",
+        "shards",
     )
 
-    def __init__(self, config: Table, *, seed: int, born_at: int) -> None:
+    def __init__(self, config: Table, *, seed: int, born_at: int, shards: int = 1) -> None:
         self.config = config
         self.born = born_at
         self.graves = Graveyard()
@@ -108,18 +173,25 @@ class LiveTable:
         self._forgotten = 0
         self._seed = np.uint64(seed_of(seed, config.name))
         self._kind, self._scale = start_of(config)
+        self._needed = policy.needed(config.admit)
         self._slot_start = still(optim.slot_start(config.optimizer, config.dim))
-        self.arrays = born(config.dim, self._slot_start.size)
+        self.shards = born(config.dim + self._slot_start.size, shards=shards)
+        self.batch = Batch(shards)
 
     @property
     def rows(self) -> int:
         """Rows now."""
-        return int(self.arrays.tally[ROWS])
+        return self._tally(ROWS)
 
     @property
     def candidates(self) -> int:
         """Counted keys without a row now."""
-        return int(self.arrays.tally[CANDIDATES])
+        return self._tally(CANDIDATES)
+
+    @property
+    def memory(self) -> NDArray[np.float32]:
+        """Rows by number, [n, width]: values, then slots."""
+        return self.shards[0].rows
 
     @property
     def standing(self) -> Standing:
@@ -128,7 +200,7 @@ class LiveTable:
             self.born,
             self._horizon,
             self._forget_horizon,
-            int(self.arrays.tally[ADMITTED]),
+            self._tally(ADMITTED),
             self._evicted,
             self._forgotten,
         )
@@ -140,7 +212,7 @@ class LiveTable:
         evict = self.config.evict
         horizon = None if evict.ttl is None else policy.horizon(clock, evict.ttl)
         if horizon is not None and (self._horizon is None or horizon > self._horizon):
-            self._bury(self._older(horizon, rows=True), rows=True, step=step)
+            self._bury(self._select(rows=True, latest=horizon - 1), rows=True, step=step)
         self._horizon = horizon
         if evict.rows is not None and self.rows > evict.rows:
             leave = self.rows - policy.kept(evict.rows)
@@ -149,7 +221,7 @@ class LiveTable:
         admit = self.config.admit
         horizon = policy.horizon(clock, admit.forget) if isinstance(admit, Count) else None
         if horizon is not None and (self._forget_horizon is None or horizon > self._forget_horizon):
-            self._bury(self._older(horizon, rows=False), rows=False, step=step)
+            self._bury(self._select(rows=False, latest=horizon - 1), rows=False, step=step)
         self._forget_horizon = horizon
         # A rule that admits at first sight needs no candidates; an earlier rule may have left some.
         bound = admit.candidates if isinstance(admit, Count) and admit.count > 1 else 0
@@ -157,55 +229,111 @@ class LiveTable:
             leave = self.candidates - policy.kept(bound)
             self._bury(self._oldest(leave, rows=False), rows=False, step=step)
 
-    def resolve(self, ids: NDArray[np.uint64], *, clock: int, step: int) -> Distinct:
-        """Count, stamp and where due admit the keys of a batch; ids [n] may repeat.
+    def resolve(self, jobs: NDArray[np.int64], shard: int, *, clock: int, step: int) -> None:
+        """Count, stamp and where due admit a shard's keys of a batch that was begun.
 
         Raises
         ------
         TableFull
         """
-        cells = np.full(1 << max(3, (2 * ids.size).bit_length()), -1, np.int32)
-        keys = np.empty(ids.size, np.uint64)
-        occurrences = np.empty(ids.size, np.int64)
-        inverse = np.empty(ids.size, np.int32)
-        size = kernels.dedupe(still(ids), cells, keys, occurrences, inverse)
-        keys = still(keys[:size].copy())
-        rows = np.empty(size, np.int32)
-        self._make_room(keys)
+        batch = self.batch
+        batch.dedupe(jobs, self._seed, shard)
+        first, end = batch.first[shard], batch.end[shard]
+        arrays = with_room(self.shards[shard], end - first, shards=len(self.shards))
+        self.shards[shard] = arrays
         kernels.touch(
-            self.arrays,
+            arrays,
             self._seed,
-            keys,
-            still(occurrences[:size]),
-            rows,
+            batch.keys,
+            batch.hashes,
+            batch.occurrences,
+            batch.numbers,
+            np.int64(first),
+            np.int64(end),
             np.int64(clock),
             np.int64(step),
-            np.int64(policy.needed(self.config.admit)),
+            np.int64(self._needed),
             np.int64(self._kind),
             np.float64(self._scale),
             self._slot_start,
         )
-        return Distinct(keys, still(rows), still(inverse))
 
-    def learn(self, distinct: Distinct, sums: NDArray[np.float32]) -> None:
-        """Take one optimizer step per key with a row; sums [u, dim]."""
-        arrays = self.arrays
-        optim.step(self.config.optimizer, arrays.values, arrays.slots, distinct.rows, sums)
+    def pull(
+        self, jobs: NDArray[np.int64], faces: NDArray[np.int64], part: int, parts: int
+    ) -> None:
+        """Write rows into the faces of a batch's inputs: this part's share of the samples."""
+        kernels.pull(
+            jobs,
+            faces,
+            self.memory,
+            np.int64(self.config.dim),
+            self.batch.numbers,
+            self.batch.inverse,
+            np.int64(part),
+            np.int64(parts),
+        )
+
+    def sum(self, jobs: NDArray[np.int64], faces: NDArray[np.int64], shard: int) -> int:
+        """Sum the gradients of a shard's keys; return -1, or the number of one gone wild."""
+        batch = self.batch
+        return int(
+            kernels.sum_gradients(
+                jobs,
+                faces,
+                np.int64(self.config.dim),
+                batch.numbers,
+                batch.inverse,
+                np.int64(batch.first[shard]),
+                np.int64(batch.end[shard]),
+                batch.sums,
+                optim.LARGEST_GRADIENT,
+            )
+        )
+
+    def learn(self, shard: int) -> None:
+        """Take one optimizer step per key of a shard with a row, by what was summed."""
+        batch = self.batch
+        optim.step(
+            self.config.optimizer,
+            self.memory,
+            batch.numbers,
+            (batch.first[shard], batch.end[shard]),
+            batch.sums,
+            self.config.dim,
+        )
 
     # ---- readers
 
     def lookup(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return rows [n, dim], zeros where there is none, and where there is one [n]."""
-        rows = self._rows_at(self._locate(ids))
-        found = rows >= 0
-        values = self.arrays.values[rows]
-        values[~found] = 0.0
+        values = np.empty((ids.size, self.config.dim), np.float32)
+        found = np.empty(ids.size, np.bool_)
+        for shard in range(len(self.shards)):
+            self.read(still(ids), shard, values, found)
         return values, found
+
+    def read(
+        self,
+        ids: NDArray[np.uint64],
+        shard: int,
+        values: NDArray[np.float32],
+        found: NDArray[np.bool_],
+    ) -> None:
+        """Fill in a shard's share of `lookup`."""
+        kernels.read(
+            self.shards[shard],
+            self._seed,
+            np.int64(shard),
+            np.int64(len(self.shards)),
+            ids,
+            values,
+            found,
+        )
 
     def counts(self, ids: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """Return the sightings of each id [n]; 0 for an unknown one."""
         entries = self._locate(ids)
-        counts = self.arrays.counts[entries]
+        counts: NDArray[np.uint32] = self._records["count"][entries]
         counts[entries < 0] = 0
         return counts
 
@@ -214,15 +342,13 @@ class LiveTable:
         entries = self._locate(np.array([key], np.uint64))
         if entries[0] < 0:
             return None
-        rows = bool(self.arrays.row_of[entries[0]] >= 0)
+        rows = bool(self._records["row"][entries[0]] >= 0)
         return rows, self._block(entries, rows=rows)
 
     def all(self, *, rows: bool, since: int | None = None) -> Block:
         """Return rows or candidates touched after step `since` (None: all), in no order."""
-        mask = self._are(rows=rows)
-        if since is not None:
-            mask &= self.arrays.changed[: mask.size] > since
-        return self._block(np.flatnonzero(mask), rows=rows)
+        after = _ALWAYS if since is None else since
+        return self._block(self._select(rows=rows, since=after), rows=rows)
 
     def removed(self, since: int, *, rows_only: bool) -> NDArray[np.uint64]:
         """Return, sorted, keys removed after step `since` and not back.
@@ -238,7 +364,7 @@ class LiveTable:
         keys = np.unique(keys)
         entries = self._locate(keys)
         rows = self._rows_at(entries) >= 0
-        self.arrays.changed[entries[rows]] = step
+        self._records["changed"][entries[rows]] = step
         if not rows.all():
             self.graves.bury(keys[~rows], rows=True, step=step)
 
@@ -262,64 +388,90 @@ class LiveTable:
         self._forget_horizon = standing.forget_horizon
         self._evicted = standing.evicted
         self._forgotten = standing.forgotten
-        self.arrays.tally[ADMITTED] = standing.admitted
+        self.shards[0].tally[ADMITTED] = standing.admitted
         self.graves.restore(tombs)
 
     def insert(self, block: Block, *, rows: bool) -> int | None:
         """Enter saved rows or candidates; None, or the key that was there already."""
-        keys = still(block.keys)
-        self._make_room(keys)
+        keys = still(np.ascontiguousarray(block.keys))
         entries = np.empty(keys.size, np.int64)
-        bad = kernels.insert(self.arrays, self._seed, keys, rows, entries)
-        if bad >= 0:
-            return int(keys[bad])
-        arrays = self.arrays
-        arrays.counts[entries] = block.counts
-        arrays.stamps[entries] = block.stamps
-        arrays.changed[entries] = block.changed
+        for shard, arrays in enumerate(self.shards):
+            roomy = with_room(arrays, keys.size, shards=len(self.shards))
+            self.shards[shard] = roomy
+            bad = kernels.insert(
+                roomy,
+                self._seed,
+                np.int64(shard),
+                np.int64(len(self.shards)),
+                keys,
+                rows,
+                entries,
+            )
+            if bad >= 0:
+                return int(keys[bad])
+        records = self._records
+        records["count"][entries] = block.counts
+        records["stamp"][entries] = block.stamps
+        records["changed"][entries] = block.changed
         if rows:
-            numbers = arrays.row_of[entries]
-            arrays.values[numbers] = block.values
-            arrays.slots[numbers] = block.slots
+            numbers = records["row"][entries]
+            self.memory[numbers, : self.config.dim] = block.values
+            self.memory[numbers, self.config.dim :] = block.slots
         return None
 
     # ---- within
 
-    def _are(self, *, rows: bool) -> NDArray[np.bool_]:
-        row_of = self.arrays.row_of[: self.arrays.tally[USED]]
-        return row_of >= 0 if rows else row_of == CANDIDATE
+    @property
+    def _records(self) -> NDArray[np.void]:
+        return self.shards[0].records
 
-    def _older(self, horizon: int, *, rows: bool) -> NDArray[np.int64]:
-        stamps = self.arrays.stamps[: self.arrays.tally[USED]]
-        return np.flatnonzero(self._are(rows=rows) & (stamps < horizon))
+    def _tally(self, place: int) -> int:
+        return sum(int(arrays.tally[place]) for arrays in self.shards)
+
+    def _select(
+        self, *, rows: bool, since: int = _ALWAYS, latest: int = _NEVER
+    ) -> NDArray[np.int64]:
+        """Entries with a row, or candidates, changed after `since`, stamped `latest` or before."""
+        entries = np.empty(used(self.shards), np.int64)
+        found = 0
+        for arrays in self.shards:
+            found += int(
+                kernels.select(arrays, rows, np.int64(since), np.int64(latest), entries[found:])
+            )
+        return entries[:found]
 
     def _oldest(self, leave: int, *, rows: bool) -> NDArray[np.int64]:
-        entries = np.flatnonzero(self._are(rows=rows))
-        arrays = self.arrays
-        return entries[policy.oldest(arrays.stamps[entries], arrays.keys[entries], leave)]
+        entries = self._select(rows=rows)
+        records = self._records
+        stamps, keys = records["stamp"][entries], records["key"][entries]
+        return entries[policy.oldest(stamps, keys, leave)]
 
     def _bury(self, entries: NDArray[np.int64], *, rows: bool, step: int) -> None:
         if entries.size == 0:
             return
-        self.graves.bury(self.arrays.keys[entries], rows=rows, step=step)
-        kernels.remove(self.arrays, self._seed, still(entries))
+        self.graves.bury(self._records["key"][entries], rows=rows, step=step)
+        for arrays in self.shards:
+            first, above = arrays.tally[kernels.FIRST], arrays.tally[kernels.USED]
+            own = entries[(entries >= first) & (entries < above)]
+            kernels.remove(arrays, self._seed, still(own))
         if rows:
             self._evicted += entries.size
         else:
             self._forgotten += entries.size
 
     def _block(self, entries: NDArray[np.int64], *, rows: bool) -> Block:
-        arrays = self.arrays
+        records = self._records[entries]
         if rows:
-            numbers = arrays.row_of[entries]
-            values, slots = arrays.values[numbers], arrays.slots[numbers]
+            dim = self.config.dim
+            memory = self.memory[records["row"]]
+            values, slots = memory[:, :dim].copy(), memory[:, dim:].copy()
         else:
             values = slots = np.empty((entries.size, 0), np.float32)
         return Block(
-            arrays.keys[entries],
-            arrays.counts[entries],
-            arrays.stamps[entries],
-            arrays.changed[entries],
+            records["key"].copy(),
+            records["count"].copy(),
+            records["stamp"].copy(),
+            records["changed"].copy(),
             values,
             slots,
         )
@@ -327,22 +479,18 @@ class LiveTable:
     def _locate(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Entries of ids, -1 for none: as an index that is the last place, to be masked after."""
         entries = np.empty(ids.size, np.int64)
-        kernels.locate(self.arrays, self._seed, still(ids), entries)
+        for shard, arrays in enumerate(self.shards):
+            kernels.locate(
+                arrays,
+                self._seed,
+                np.int64(shard),
+                np.int64(len(self.shards)),
+                still(ids),
+                entries,
+            )
         return entries
 
     def _rows_at(self, entries: NDArray[np.int64]) -> NDArray[np.int32]:
-        rows = self.arrays.row_of[entries]
+        rows: NDArray[np.int32] = self._records["row"][entries]
         rows[entries < 0] = -1
         return rows
-
-    def _make_room(self, keys: NDArray[np.uint64]) -> None:
-        """Grow until every one of these distinct keys could become an entry with a row."""
-        if has_room(self.arrays, keys.size):
-            return
-        entries = self._locate(keys)
-        self.arrays = with_room(
-            self.arrays,
-            self._seed,
-            entries=int(np.count_nonzero(entries < 0)),
-            rows=int(np.count_nonzero(self._rows_at(entries) < 0)),
-        )

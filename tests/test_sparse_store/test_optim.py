@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparse_store import optim
-from sparse_store.arrays import still
 from sparse_store.config import Adagrad, Ftrl
 from tests.reference import optim as twin
 
@@ -29,16 +28,43 @@ class Row:
 
     def __init__(self, optimizer: Adagrad | Ftrl, values: np.ndarray) -> None:
         self.optimizer = optimizer
-        self.values = np.tile(values.astype(np.float32), (3, 1))
-        self.slots = np.tile(optim.slot_start(optimizer, values.size), (3, 1))
+        self.dim = values.size
+        row = [values.astype(np.float32), optim.slot_start(optimizer, values.size)]
+        self.rows = np.tile(np.concatenate(row), (3, 1))
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.rows[:, : self.dim]
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self.rows[:, self.dim :]
 
     def step(self, gradient: np.ndarray) -> None:
-        others = self.values[[0, 2]].copy(), self.slots[[0, 2]].copy()
-        sums = np.stack([gradient * 7, gradient]).astype(np.float32)
-        rows = np.array([-1, 1], np.int32)
-        optim.step(self.optimizer, self.values, self.slots, still(rows), still(sums))
-        np.testing.assert_array_equal(self.values[[0, 2]], others[0])
-        np.testing.assert_array_equal(self.slots[[0, 2]], others[1])
+        others = self.rows[[0, 2]].copy()
+        sums = np.concatenate([gradient * 9, gradient * 7, gradient]).astype(np.float32)
+        numbers = np.array([0, -1, 1], np.int32)
+        optim.step(self.optimizer, self.rows, numbers, (1, 3), sums, self.dim)
+        np.testing.assert_array_equal(self.rows[[0, 2]], others)
+
+
+@pytest.mark.parametrize("optimizer", [ADAGRADS[1], FTRLS[1]], ids=repr)
+@pytest.mark.parametrize("dim", [1, 8, 1025])
+def test_many_rows_are_each_one_row(optimizer: Adagrad | Ftrl, dim: int) -> None:
+    """Rows go through in blocks; where a block ends decides nothing."""
+    random = np.random.default_rng(dim)
+    size = 2500 // dim + 3
+    numbers = random.permutation(size).astype(np.int32)
+    numbers[::5] = -1
+    start = np.concatenate([np.ones(dim, np.float32), optim.slot_start(optimizer, dim)])
+    rows = np.tile(start, (size, 1)) * random.random((size, 1)).astype(np.float32)
+    wanted = rows.copy()
+    sums = random.normal(size=size * dim).astype(np.float32)
+    for u in range(size):
+        optim.step(optimizer, wanted, numbers, (u, u + 1), sums, dim)
+    optim.step(optimizer, rows, numbers, (0, size), sums, dim)
+    np.testing.assert_array_equal(rows.view("u4"), wanted.view("u4"))
+    assert (rows != np.tile(start, (size, 1))).any()
 
 
 @pytest.mark.parametrize("optimizer", [*ADAGRADS, *FTRLS], ids=repr)
@@ -55,7 +81,9 @@ def test_every_bit_is_the_twin_s(
         row.step(gradient)
         values, slots = twin.step(optimizer, values, slots, list(gradient))
     for found, wanted in ((row.values[1], values), (row.slots[1], slots)):
-        np.testing.assert_array_equal(found.view("u4"), np.array(wanted, np.float32).view("u4"))
+        np.testing.assert_array_equal(
+            found.copy().view("u4"), np.array(wanted, np.float32).view("u4")
+        )
 
 
 def in_keras(

@@ -31,6 +31,7 @@ from sparse_store import (
 from sparse_store import (
     store as store_module,
 )
+from sparse_store.arrays import used
 from sparse_store.store import Keys, SparseStore
 
 TOP = 2**64 - 1
@@ -155,7 +156,7 @@ def test_pooling_weighs(pool: str, wanted: float) -> None:
     """Rows 1 and 2 with weights 1 and 3; no ids and weights that cancel give zeros."""
     store = SparseStore([Table("t", dim=1, optimizer=Adagrad(rate=1.0, initial=0.0))], seed=1)
     store.abandon(store.resolve({"f": keys_of("t", [[1, 2]])}, clock=0))
-    store._live["t"].arrays.values[:2, 0] = [1, 2]
+    store._live["t"].memory[:2, 0] = [1, 2]
     weights = np.array([1, 3, 2, -2], np.float32)
     plan = store.resolve(
         {"f": keys_of("t", [[1, 2], [], [1, 1]], pool=pool, weights=weights)}, clock=0
@@ -273,7 +274,7 @@ def test_memory_is_flat_under_eviction() -> None:
         trained.step([list(range(turn * 40, turn * 40 + 40))], clock=turn * 10)
         trained.store.ack("serving", trained.store.step)
         trained.store.ack("checkpoint", trained.store.step)
-    assert trained.store._live["t"].arrays.keys.size <= 128
+    assert used(trained.store._live["t"].shards) <= 80
     assert trained.store.metrics()["t"]["tombstones"] == 0
 
 
@@ -408,7 +409,7 @@ def test_a_wild_gradient_moves_no_table(wild: float) -> None:
 def test_a_row_that_went_wild_is_neither_published_nor_saved() -> None:
     trained = Trained()
     trained.step([[1], [2]])
-    trained.store._live["t"].arrays.slots[1, 1] = np.inf
+    trained.store._live["t"].memory[1, 3] = np.inf
     with pytest.raises(NonFinite, match="key 2 is not finite"):
         trained.store.peek("serving")
     with pytest.raises(NonFinite, match="key 2 is not finite"):

@@ -13,14 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sparse_store import store as store_module
 from sparse_store.config import Adagrad, Always, Count, Evict, Ftrl, Normal, Table, Uniform
 from sparse_store.files import merge, rows_of
 from sparse_store.store import Keys, SparseStore
 from tests.reference.table import TwinStore
 
+SMALL = store_module._SMALL
 READERS = ("serving", "checkpoint")
 TABLES = [
-    Table("plain", dim=3),
+    Table("plain", dim=11),
     Table(
         "short",
         dim=2,
@@ -76,14 +78,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.names = count()
         self.chain: list[Path] = []
 
-    @initialize(seed=st.integers(0, 3))
-    def start(self, seed: int) -> None:
-        self.store = SparseStore(TABLES, seed=seed, readers=READERS)
+    @initialize(seed=st.integers(0, 3), threads=st.integers(1, 3), crowd=st.booleans())
+    def start(self, seed: int, threads: int, crowd: bool) -> None:
+        """`crowd`: threads run even for these small batches."""
+        self.threads = threads
+        store_module._SMALL = 0 if crowd else SMALL
+        self.store = SparseStore(TABLES, seed=seed, threads=threads, readers=READERS)
         self.twin = TwinStore(TABLES, seed=seed, readers=READERS)
         self.saved = self.twin
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
+        store_module._SMALL = SMALL
 
     @rule(
         asks=st.lists(asked(), max_size=4),
@@ -163,7 +169,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.chain)
     @rule()
     def crash(self) -> None:
-        self.store = SparseStore.load(self.chain)
+        self.threads = self.threads % 3 + 1
+        self.store = SparseStore.load(self.chain, threads=self.threads)
         self.twin = self.saved.freeze("checkpoint")
 
     @precondition(lambda self: len(self.chain) > 1)
