@@ -109,20 +109,20 @@ class RedisFeed:
         return np.frombuffer(data, "<f4").astype(np.float32) if len(data) == size else None
 
     def follow(self, after: int, *, wait_ms: int, limit: int) -> list[Published]:
-        """Return at most `limit` published versions above `after`, waiting for a first one.
+        """Return version `after` itself, if it is there, and at most `limit` above it.
 
         Raises
         ------
         Corrupt
             A stream entry breaks the layout.
         """
-        wait = max(1, min(wait_ms, self._timeout_ms // 2))
-        answer = self._session.call(
-            *("XREAD", "COUNT", limit, "BLOCK", wait, "STREAMS", self._keys.log, f"{after}-0")
-        )
-        if not answer:
+        log, wait = self._keys.log, max(1, min(wait_ms, self._timeout_ms // 2))
+        if not self._session.call(
+            *("XREAD", "COUNT", 1, "BLOCK", wait, "STREAMS", log, f"{after}-0")
+        ):
             return []
-        return [redis_layout.published_from(entry, fields) for entry, fields in answer[0][1]]
+        found = self._session.call("XRANGE", log, f"{after}-0", "+", "COUNT", limit + 1)
+        return [redis_layout.published_from(entry, fields) for entry, fields in found]
 
     def read_delta(self, published: Published) -> Delta:
         """Return the delta of a published version.

@@ -3,10 +3,8 @@
 A thread reads the sink's feed and applies each delta as a whole between two lookups. What a lookup
 answers is always of one version: lookups and deltas take turns.
 
-A replica begins, and begins anew after a gap or a snapshot, with a *fuzzy* copy: it notes the
-head, reads all rows while they may go on changing, and applies the deltas since that head. From
-the version on that was being written when the copy was done, all rows are of one version; only
-then it serves. Until the new copy is ready the old one goes on answering.
+A replica begins, and begins anew after a gap or a snapshot, with a copy (`exporters.replica_copy`).
+Until the new copy is ready the old one goes on answering.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ from exporters.errors import (
     SinkError,
     StaleGeneration,
 )
-from exporters.notes import judge
 from exporters.redis_feed import RedisFeed
-from exporters.replica_state import ReplicaState
+from exporters.replica_copy import read_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from exporters.replica_state import ReplicaState
     from exporters.sink import Feed, Published
-    from exporters.version import Head
 
 __all__ = ["Looked", "Replica"]
 
@@ -66,6 +63,8 @@ class Replica:
         How long one look at the feed waits for something new.
     retry_s
         Pause after the feed could not be read.
+    patience_s
+        How long a head below the version held is waited for, before a new copy is taken.
     now
         Monotonic seconds.
     """
@@ -77,6 +76,7 @@ class Replica:
         model: str,
         poll_s: float = 0.2,
         retry_s: float = 0.5,
+        patience_s: float = 10.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         feed = RedisFeed(source, model=model) if isinstance(source, str) else source
@@ -84,12 +84,14 @@ class Replica:
         self._model = model
         self._poll_ms = max(1, int(poll_s * 1000))
         self._retry_s = retry_s
+        self._patience_s = patience_s
         self._now = now
         self._changed = threading.Condition()
         self._state: ReplicaState | None = None
         self._next: ReplicaState | None = None
         self._begin = True
         self._unseen = 0
+        self._behind_since: float | None = None
         self._reason = "not started"
         self._current_at: float | None = None
         self._stop = threading.Event()
@@ -229,7 +231,7 @@ class Replica:
         """
         try:
             if self._begin:
-                self._next = self._copy()
+                self._next = read_copy(self._feed, self._model, self._stop.is_set)
                 self._begin = False
                 if self._serve_if_ready():
                     self._current_at = self._now()
@@ -259,34 +261,6 @@ class Replica:
             raise NotReady(f"model {self._model!r} holds no version yet: {self._reason}")
         return state
 
-    def _copy(self) -> ReplicaState:
-        """Read head, rows and head again."""
-        before = self._feed.read_head()
-        if before is None:
-            raise NotReady(f"model {self._model!r} has no head: nothing was published yet")
-        state = ReplicaState(before)
-        for table, keys, values, notes in self._feed.read_rows(before):
-            state.fill(table, keys, values)
-            self._heed(state, judge(before, [notes]))
-        state.dense = self._feed.read_dense(before)
-        state.dense_missing = before.dense is not None and state.dense is None
-        after = self._feed.read_head()
-        if after is None or after.epoch != before.epoch or after.version < before.version:
-            raise NotReady("the head changed while rows were read; read again")
-        state.target = max(state.target, after.version)
-        self._heed(state, before)
-        self._heed(state, after)
-        return state
-
-    def _heed(self, state: ReplicaState, head: Head) -> None:
-        """Take from what was seen while reading how far the copy must go before it serves."""
-        if self._stop.is_set():
-            raise NotReady("stopped")
-        if not head.whole:
-            raise NotReady("rows under the head are missing until its next snapshot")
-        if head.half is not None:
-            state.target = max(state.target, head.half.version)
-
     def _follow(self, state: ReplicaState | None) -> bool:
         if state is None:
             self._begin_anew("nothing is held")
@@ -297,11 +271,15 @@ class Replica:
             return False
         self._unseen = 0
         asked_at = self._now()
-        for published in fresh:
+        if (fresh[0].version, fresh[0].checksum) != (state.version, state.checksum):
+            # Trimmed; or Redis went back in time, and what came since is not of this timeline.
+            self._begin_anew(f"the stream has no version {state.version} such as is held")
+            return False
+        for published in fresh[1:]:
             if not self._take(state, published):
                 return False
         self._serve_if_ready()
-        if len(fresh) < AT_ONCE and state is self._state:
+        if len(fresh) <= AT_ONCE and state is self._state:
             self._is_current(asked_at)
         return True
 
@@ -327,7 +305,7 @@ class Replica:
         elif head.epoch != state.epoch:
             self._begin_anew(f"the head is in epoch {head.epoch}, the rows are of {state.epoch}")
         elif head.version < state.version:
-            self._trouble(f"the head went back to {head.version}; {state.version} is held")
+            self._wait_for_head(head.version, state.version)
         elif head.version > state.version:
             # Published since the look at the stream; or the stream is gone.
             self._unseen += 1
@@ -340,6 +318,14 @@ class Replica:
             self._is_current(self._now())
         else:
             self._trouble(f"rows of version {state.target} are being written; waiting for it")
+
+    def _wait_for_head(self, head: int, held: int) -> None:
+        """After a fail-over the trainer soon ships again what was lost; a new copy costs more."""
+        self._trouble(f"the head went back to {head}; {held} is held")
+        if self._behind_since is None:
+            self._behind_since = self._now()
+        elif self._now() - self._behind_since > self._patience_s:
+            self._begin_anew(f"the head stays at {head}, below {held}: begun anew")
 
     def _serve_if_ready(self) -> bool:
         state = self._next
@@ -359,9 +345,10 @@ class Replica:
     def _is_current(self, at: float) -> None:
         self._reason = ""
         self._current_at = at
+        self._behind_since = None
 
     def _begin_anew(self, reason: str) -> None:
-        self._begin, self._next, self._unseen = True, None, 0
+        self._begin, self._next, self._unseen, self._behind_since = True, None, 0, None
         self._trouble(reason)
 
     def _trouble(self, reason: str) -> None:

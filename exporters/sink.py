@@ -251,7 +251,11 @@ class Feed(Protocol):
         """Return the head's dense weights, or None when they are gone or there are none."""
 
     def follow(self, after: int, *, wait_ms: int, limit: int) -> list[Published]:
-        """Return at most `limit` published versions above `after`, waiting for a first one."""
+        """Return version `after` itself, if it is there, and at most `limit` above it.
+
+        Waits for one above; nothing when none comes. That the version held is in the same stream
+        is what proves that those above follow on.
+        """
 
     def read_delta(self, published: Published) -> Delta:
         """Return the delta of a published version.

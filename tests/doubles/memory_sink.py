@@ -337,7 +337,8 @@ class MemoryFeed:
 
     def follow(self, after: int, *, wait_ms: int, limit: int) -> list[Published]:
         self._sink._reach()
-        return [p for p in self.server.state.stream if p.version > after][:limit]
+        found = [p for p in self.server.state.stream if p.version >= after]
+        return found[: limit + 1] if found and found[-1].version > after else []
 
     def read_delta(self, published: Published) -> Delta:
         self._sink._reach()

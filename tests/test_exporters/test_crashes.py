@@ -85,7 +85,7 @@ class Run:
         self.commits = 0
         feed = MemoryFeed(self.servers[0])
         feed.between = self.between
-        self.replica = Replica(feed, model="m", now=lambda: 0.0)
+        self.replica = Replica(feed, model="m", now=self.now)
         self.followed = 0
 
     def maybe(self, p: float) -> None:
