@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST_ARGS ?=
+QUICKSTART_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install services check fix test study-movielens
+.PHONY: help install quickstart services check fix test study-movielens
 
 help: ## Show these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -17,6 +18,14 @@ install: $(INSTALLED) ## Make .venv with the packages (editable) and the tools
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+quickstart: $(VENV)/.quickstart ## The tour: train on a generated stream for a minute, see what comes of it
+	$(BIN)/streamtrain quickstart --picture build/quickstart.svg $(QUICKSTART_ARGS)
+
+$(VENV)/.quickstart: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test $(INSTALLED) -nt pyproject.toml || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 services: install ## Get what tests need beside Python: redis-server, and Kafka by Maven

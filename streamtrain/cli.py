@@ -2,17 +2,26 @@
 
 import json
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from streamtrain import __version__
 from streamtrain.errors import EXIT_CORRUPT, EXIT_UNEXPECTED, EXIT_USAGE, StreamtrainError
 
 if TYPE_CHECKING:
+    import threading
+
     from streamtrain.config import Config
+    from streamtrain.quickstart import Outcome, Score
     from streamtrain.report import Report
 
 _EXITS = """
@@ -21,6 +30,9 @@ Exit codes: 0 done, or ended cleanly by a signal; 1 unexpected; 2 usage or
 configuration; 3 the start was refused, and restarting will not help;
 4 data on disk is corrupt; 128+n ended at once by a second signal n.
 """
+
+
+_SECONDS = click.FloatRange(min=0.001)
 
 
 class _Json(logging.Formatter):
@@ -160,6 +172,202 @@ def check(path: str, overrides: Sequence[str]) -> None:
     from streamtrain.config import effective
 
     click.echo(effective(_loaded(path, overrides)))
+
+
+@cli.command()
+@click.option("--seconds", type=click.FloatRange(min=3), default=60, show_default=True)
+@click.option(
+    "--rate", type=click.FloatRange(min=1), default=5000, show_default=True, help="Clicks a second."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("quickstart.svg"),
+    show_default=True,
+    help="Where the learning curve goes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def quickstart(seconds: float, rate: float, seed: int, picture: Path, as_json: bool) -> None:
+    """Take the tour: train on a generated stream for a minute, and see what comes of it.
+
+    Starts a small Kafka, a small Redis and a replica beside the trainer, on
+    loopback, and removes everything at the end except for the picture.
+
+    \b
+    Example: streamtrain quickstart --seconds 30 --json
+    """
+    from streamtrain.display import display
+
+    shown = display()
+    shown.note("loading TensorFlow")
+    with _quiet():
+        from streamtrain.quickstart import quickstart as tour
+    outcome = tour(seconds=seconds, rate=rate, seed=seed, picture=picture, shown=shown)
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict()))
+    else:
+        _show_outcome(outcome)
+    if not outcome.equal:
+        sys.exit(EXIT_UNEXPECTED)
+
+
+@cli.command()
+@click.option("--brokers", required=True, metavar="HOST:PORT,...")
+@click.option("--topic", default="clicks", show_default=True, help="Made when it is missing.")
+@click.option("--rate", type=click.FloatRange(min=0.001), default=1000, show_default=True)
+@click.option("--count", type=click.IntRange(min=1), help="How many; else until stopped.")
+@click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True)
+@click.option("--life", type=_SECONDS, default=600, show_default=True, help="Of an item, seconds.")
+@click.option(
+    "--drift", type=_SECONDS, default=3600, show_default=True, help="Period of taste, seconds."
+)
+@click.option("--start-ms", type=int, help="Event time of the first click; else now.")
+def clicks(
+    brokers: str,
+    topic: str,
+    rate: float,
+    count: int | None,
+    seed: int,
+    life: float,
+    drift: float,
+    start_ms: int | None,
+) -> None:
+    """Send a generated click stream to a Kafka topic, each click at its event time.
+
+    \b
+    Example: streamtrain clicks --brokers localhost:9092 --topic clicks --rate 2000
+    """
+    import threading
+
+    from streamtrain.clickfeed import feed, make_topic
+    from streamtrain.clickstream import ClickStream, Shape
+    from streamtrain.clock import wall
+
+    shape = Shape(life_ms=round(life * 1000), drift_ms=round(drift * 1000))
+    make_topic(brokers, topic)
+    stop = threading.Event()
+    with _stopping(stop):
+        sent = feed(
+            ClickStream(seed=seed, shape=shape),
+            brokers=brokers,
+            topic=topic,
+            rate=rate,
+            start_ms=round(wall() * 1000) if start_ms is None else start_ms,
+            count=count,
+            stop=stop,
+        )
+    logging.getLogger(__name__).info("sent %d clicks", sent)
+
+
+@cli.command()
+@click.option("--redis", "url_env", default="REDIS_URL", show_default=True, metavar="VARIABLE",
+              help="Environment variable that holds the URL.")  # fmt: skip
+@click.option("--model", required=True, help="Its name, as in the configuration.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+def follow(url_env: str, model: str, as_json: bool) -> None:
+    """Follow a published model as a serving process does, and print each version.
+
+    \b
+    Example: REDIS_URL=redis://localhost:6379 streamtrain follow --model ctr
+    """
+    import threading
+    from dataclasses import asdict
+
+    from exporters import Replica
+    from streamtrain.following import Served
+    from streamtrain.following import follow as followed
+
+    url = os.environ.get(url_env)
+    if not url:
+        raise click.UsageError(f"the environment variable {url_env} is not set; put the URL there")
+    stop = threading.Event()
+    replica = Replica(url, model=model).start(timeout_s=0)
+    try:
+        with _stopping(stop):
+            for seen in followed(replica, stop):
+                if as_json:
+                    line = asdict(seen) if isinstance(seen, Served) else {"reason": seen}
+                    click.echo(json.dumps(line))
+                elif isinstance(seen, Served):
+                    rows = ", ".join(f"{table} {n}" for table, n in seen.rows.items())
+                    click.echo(f"version {seen.version}, {seen.age_s:.2f} s old; rows {rows}")
+                else:
+                    click.echo(f"waiting: {seen}", err=True)
+    finally:
+        replica.stop()
+
+
+@contextmanager
+def _stopping(stop: "threading.Event") -> Iterator[None]:
+    """Let SIGTERM and SIGINT set an event."""
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the screen free for a display, unless a log level was asked for, while TensorFlow loads.
+
+    TensorFlow greets on file descriptor 2 before any of its switches are read.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    root = click.get_current_context().find_root()
+    if root.get_parameter_source("log_level") is not ParameterSource.DEFAULT:
+        yield
+        return
+    logging.getLogger().setLevel(logging.WARNING)
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as greeting:
+        os.dup2(greeting.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            greeting.seek(0)
+            os.write(before, greeting.read())
+            raise
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def _show_outcome(outcome: "Outcome") -> None:
+    def line(name: str, score: "Score") -> None:
+        loss = "-" if score.loss is None else f"{score.loss:.4f}"
+        area = "-" if score.auc is None else f"{score.auc:.4f}"
+        click.echo(f"  {name:34}{loss:>10}{area:>10}")
+
+    o = outcome
+    click.echo(f"{o.samples:,} samples in {o.seconds:.0f} s ({o.samples_per_s:,.0f} a second)\n")
+    click.echo(f"  {'':34}{'log loss':>10}{'AUC':>10}")
+    line("first tenth, live model", o.start)
+    line("first tenth, best possible", o.best_start)
+    line("last tenth, live model", o.end)
+    line("last tenth, frozen at half time", o.frozen)
+    line("last tenth, best possible", o.best_end)
+    click.echo(
+        f"\nrows       {o.admitted:,} admitted, {o.evicted:,} evicted, {o.rows:,} held\n"
+        f"deltas     {o.deltas:,} published\n"
+        f"freshness  event to servable: p50 {o.fresh_p50_ms:.0f} ms, p99 {o.fresh_p99_ms:.0f} ms"
+    )
+    if o.equal:
+        said = f"equals the trainer: {o.compared_rows:,} rows and the dense weights, bit for bit"
+    else:
+        dense = "equal" if o.dense_equal else "different"
+        said = (
+            f"DIFFERS from the trainer: {o.different_rows:,} of {o.compared_rows:,} rows; "
+            f"dense weights {dense}"
+        )
+    click.echo(f"replica    {said}\npicture    {o.picture}")
 
 
 def _loaded(path: str, overrides: Sequence[str]) -> "Config":

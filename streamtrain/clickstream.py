@@ -61,14 +61,14 @@ class Shape:
         Log-odds of a click without any taste, and how strong taste is.
     """
 
-    users: int = 20_000
-    segments: int = 32
-    items: int = 1_000
+    users: int = 5_000
+    segments: int = 12
+    items: int = 300
     life_ms: int = 30_000
     drift_ms: int = 180_000
     zipf: float = 1.05
     bias: float = -1.2
-    strength: float = 1.6
+    strength: float = 2.0
 
     def __post_init__(self) -> None:
         """Refuse a world without inhabitants, or one without time."""
