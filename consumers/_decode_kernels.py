@@ -488,6 +488,12 @@ def _walk(
             pc += 1
         elif op == OP_LONG:
             pc += 1
+            while program[pc, 0] == OP_LONG and end - after >= 10:
+                _, stop, wrong = _number(data, after)
+                if wrong != np.uint64(0):
+                    return OUT_OF_RANGE, after
+                after = stop
+                pc += 1
         elif op == OP_BYTES:
             if value < 0:
                 return OUT_OF_RANGE, at
