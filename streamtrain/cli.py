@@ -81,6 +81,11 @@ _until = click.option(
     metavar="N",
     help="End cleanly once N samples were learned since the model's birth.",
 )
+_touch = click.option(
+    "--touch",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file that is touched whenever something came through; for health checks.",
+)
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 
 
@@ -216,13 +221,17 @@ def quickstart(seconds: float, rate: float, seed: int, picture: Path, as_json: b
 @click.option("--brokers", required=True, metavar="HOST:PORT,...")
 @click.option("--topic", default="clicks", show_default=True, help="Made when it is missing.")
 @click.option("--rate", type=click.FloatRange(min=0.001), default=1000, show_default=True)
-@click.option("--count", type=click.IntRange(min=1), help="How many; else until stopped.")
+@click.option("--partitions", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option(
+    "--count", type=click.IntRange(min=0), help="How many; 0 makes the topic. Else until stopped."
+)
 @click.option("--seed", type=click.IntRange(min=0), default=7, show_default=True)
 @click.option("--life", type=_SECONDS, default=600, show_default=True, help="Of an item, seconds.")
 @click.option(
     "--drift", type=_SECONDS, default=3600, show_default=True, help="Period of taste, seconds."
 )
 @click.option("--start-ms", type=int, help="Event time of the first click; else now.")
+@_touch
 def clicks(
     brokers: str,
     topic: str,
@@ -232,6 +241,8 @@ def clicks(
     life: float,
     drift: float,
     start_ms: int | None,
+    partitions: int,
+    touch: Path | None,
 ) -> None:
     """Send a generated click stream to a Kafka topic, each click at its event time.
 
@@ -245,7 +256,7 @@ def clicks(
     from streamtrain.clock import wall
 
     shape = Shape(life_ms=round(life * 1000), drift_ms=round(drift * 1000))
-    make_topic(brokers, topic)
+    make_topic(brokers, topic, partitions=partitions)
     stop = threading.Event()
     with _stopping(stop):
         sent = feed(
@@ -256,6 +267,7 @@ def clicks(
             start_ms=round(wall() * 1000) if start_ms is None else start_ms,
             count=count,
             stop=stop,
+            on_sent=lambda _: _touched(touch),
         )
     logging.getLogger(__name__).info("sent %d clicks", sent)
 
@@ -265,7 +277,8 @@ def clicks(
               help="Environment variable that holds the URL.")  # fmt: skip
 @click.option("--model", required=True, help="Its name, as in the configuration.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
-def follow(url_env: str, model: str, as_json: bool) -> None:
+@_touch
+def follow(url_env: str, model: str, as_json: bool, touch: Path | None) -> None:
     """Follow a published model as a serving process does, and print each version.
 
     \b
@@ -286,6 +299,8 @@ def follow(url_env: str, model: str, as_json: bool) -> None:
     try:
         with _stopping(stop):
             for seen in followed(replica, stop):
+                if isinstance(seen, Served):
+                    _touched(touch)
                 if as_json:
                     line = asdict(seen) if isinstance(seen, Served) else {"reason": seen}
                     click.echo(json.dumps(line))
@@ -296,6 +311,11 @@ def follow(url_env: str, model: str, as_json: bool) -> None:
                     click.echo(f"waiting: {seen}", err=True)
     finally:
         replica.stop()
+
+
+def _touched(path: Path | None) -> None:
+    if path is not None:
+        path.touch()
 
 
 @contextmanager

@@ -57,6 +57,7 @@ def feed(
     start_ms: int,
     count: int | None,
     stop: threading.Event,
+    on_sent: Callable[[int], None] = lambda _: None,
     wall: Callable[[], float] = clock.wall,
 ) -> int:
     """Send clicks at `rate` a second; return how many were sent.
@@ -70,6 +71,8 @@ def feed(
         Event time of click 0.
     count : int or None
         How many; None goes on until `stop` is set.
+    on_sent : callable
+        Told how many were handed over so far, after each lot.
     wall : callable
         Seconds since 1970.
 
@@ -104,6 +107,7 @@ def feed(
                     producer.poll(0.1)
         producer.poll(0)
         sent += n
+        on_sent(sent)
     left = producer.flush(_TIMEOUT_S)
     if failed or left:
         why = failed[0] if failed else f"{left} are on their way after {_TIMEOUT_S:g} s"

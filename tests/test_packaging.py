@@ -71,6 +71,7 @@ def test_sdist_is_an_allow_list(built: Path) -> None:
     assert tops <= {
         *PACKAGES, "tests", "LICENSE", "README.md", "CHANGELOG.md",
         "PKG-INFO", "pyproject.toml", ".gitignore",
+        "docker", "docker-compose.yml", "Dockerfile", ".dockerignore",
     }  # fmt: skip
 
 
