@@ -292,15 +292,29 @@ def _named_tables(config: Config) -> Config:
 
 
 def _anchored(config: Config, base: Path) -> Config:
+    """Take every relative file name from the folder of the configuration file."""
     replace = msgspec.structs.replace
-    checkpoint = replace(config.checkpoint, dir=str(base / config.checkpoint.dir))
-    decode = config.source.decode
-    avro = replace(decode.avro, schema=str(base / decode.avro.schema))
-    source = replace(config.source, decode=replace(decode, avro=avro))
+
+    def files(struct: Any, *fields: str) -> Any:
+        named = {f: getattr(struct, f) for f in fields}
+        return replace(struct, **{f: str(base / n) for f, n in named.items() if n is not None})
+
+    avro = files(config.source.decode.avro, "schema")
+    avro = replace(avro, writers=[str(base / name) for name in avro.writers])
+    if avro.registry is not None:
+        avro = replace(avro, registry=files(avro.registry, "ca"))
+    kafka = config.source.kafka
+    if kafka is not None and kafka.security is not None:
+        security = files(kafka.security, "ca", "certificate", "key", "password_file")
+        kafka = replace(kafka, security=security)
+    decode = replace(config.source.decode, avro=avro)
     letters = config.dead_letters
-    if letters is not None:
-        letters = replace(letters, file=str(base / letters.file))
-    return replace(config, checkpoint=checkpoint, source=source, dead_letters=letters)
+    return replace(
+        config,
+        checkpoint=files(config.checkpoint, "dir"),
+        source=replace(config.source, kafka=kafka, decode=decode),
+        dead_letters=None if letters is None else files(letters, "file"),
+    )
 
 
 def _cross_check(config: Config) -> list[str]:

@@ -46,7 +46,7 @@ from streamtrain.errors import CutCorrupt, LockHeld, Superseded
 
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"cut-(\d{10})-(\d{15})")
-_OWN: Final = re.compile(r"lock|GENERATION|tmp-.*|GENERATION\.tmp-.*|cut-.*|log")
+_OWN: Final = re.compile(r"lock|GENERATION|tmp-.*|GENERATION\.tmp-.*|cut-.*|log|schemas")
 # Increments are folded into a new base when they outweigh it, or when there are many of them.
 _MOST_PARTS: Final = 32
 

@@ -117,6 +117,21 @@ def test_paths_are_taken_from_the_file_s_folder(tmp_path: Path) -> None:
     config = load(tmp_path / "c.yaml")
     assert config.checkpoint.dir == str(tmp_path / "cuts")
     assert config.source.decode.avro.schema == str(tmp_path / "click.avsc")
+    config = load(
+        tmp_path / "c.yaml",
+        [
+            "source.kafka.security={ca: ca.pem, password_file: /run/secrets/kafka}",
+            "source.decode.avro.framing=confluent",
+            'source.decode.avro.registry={url: "https://registry:8081", ca: registry.pem}',
+        ],
+    )
+    kafka, registry = config.source.kafka, config.source.decode.avro.registry
+    assert kafka is not None
+    assert kafka.security is not None
+    assert kafka.security.ca == str(tmp_path / "ca.pem")
+    assert kafka.security.password_file == "/run/secrets/kafka"
+    assert registry is not None
+    assert registry.ca == str(tmp_path / "registry.pem")
 
 
 def test_secrets_are_not_shown() -> None:
