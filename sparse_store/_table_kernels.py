@@ -255,6 +255,20 @@ def add8(typing: Any, to: Any, weight: Any, source: Any) -> Any:
 
 
 @intrinsic
+def begin8(typing: Any, to: Any, source: Any) -> Any:
+    """begin8(to, source): to[i] = 0 + source[i], for eight floats; -0 becomes 0."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        into, value = (_wide(builder, address, ir.FloatType(), WIDE) for address in args)
+        value = _load(builder, value, 4)
+        zero = ir.Constant(value.type, [0.0] * WIDE)
+        builder.store(builder.fadd(zero, value), into).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
 def divide8(typing: Any, to: Any, source: Any, below: Any) -> Any:
     """divide8(to, source, below): to[i] = source[i] / below, for eight floats."""
 
@@ -324,6 +338,18 @@ def copy(to: Whole, source: Whole, size: Whole) -> None:
         d += WIDE
     while d < size:
         floats_at(to)[d] = floats_at(source)[d]
+        d += 1
+
+
+@njit(cache=True, nogil=True)
+def begin(to: Whole, source: Whole, size: Whole) -> None:
+    """Set a row to 0 + source: what `clear` and `add` with a weight of one make of it."""
+    d = np.int64(0)
+    while d + WIDE <= size:
+        begin8(to + 4 * d, source + 4 * d)
+        d += WIDE
+    while d < size:
+        floats_at(to)[d] = np.float32(0.0) + floats_at(source)[d]
         d += 1
 
 
@@ -747,17 +773,16 @@ def dedupe(
     scratch: NDArray[np.uint64],
     generation: np.uint64,
     keys: NDArray[np.uint64],
-    hashes: NDArray[np.uint64],
-    occurrences: NDArray[np.int64],
     inverse: NDArray[np.int32],
 ) -> Whole:
     """Number the shard's distinct ids from `first` on, by first occurrence; return the end.
 
-    Writes `keys`, `hashes` and `occurrences` at those numbers, and `inverse` at the place of each
-    of its ids. `scratch` is a power of two of cells above their number; a cell of another
+    Writes key and occurrences into `keys` [:, 2] at those numbers, and `inverse` at the place of
+    each of its ids. `scratch` is a power of two of cells above their number; a cell of another
     `generation` (1 to 65,535) is empty: generation, 16 bits of the hash, number, from the top.
     """
     mask = np.uint64(scratch.size - 1)
+    cells = np.int64(scratch.ctypes.data)
     found = first
     lane = np.empty(BLOCK, np.uint64)
     places = np.empty(BLOCK, np.int64)
@@ -771,6 +796,7 @@ def dedupe(
                 h = mix(ids[i] ^ seed)
                 lane[mine], places[mine] = h, i
                 mine += 1 if shard_of(h, shards) == shard else 0
+                prefetch(cells + 8 * np.int64((h >> np.uint64(32)) & mask))
             for q in range(mine):
                 h = lane[q]
                 i = places[q]
@@ -781,16 +807,15 @@ def dedupe(
                     cell = scratch[at]
                     if cell >> np.uint64(48) != generation:
                         scratch[at] = mark | np.uint64(found)
-                        keys[found] = key
-                        hashes[found] = h
-                        occurrences[found] = 1
+                        keys[found, 0] = key
+                        keys[found, 1] = np.uint64(1)
                         inverse[start + i] = found
                         found += 1
                         break
                     if cell >> np.uint64(32) == mark >> np.uint64(32):
                         number = np.int64(cell & np.uint64(0xFFFFFFFF))
-                        if keys[number] == key:
-                            occurrences[number] += 1
+                        if keys[number, 0] == key:
+                            keys[number, 1] += np.uint64(1)
                             inverse[start + i] = number
                             break
                     at = (at + np.uint64(1)) & mask
@@ -802,8 +827,6 @@ def touch(
     arrays: TableArrays,
     seed: np.uint64,
     keys: NDArray[np.uint64],
-    hashes: NDArray[np.uint64],
-    occurrences: NDArray[np.int64],
     rows: NDArray[np.int32],
     first: Whole,
     end: Whole,
@@ -827,17 +850,19 @@ def touch(
     free_rows = np.int64(arrays.free_rows.ctypes.data)
     table, entries = arrays.rows, arrays.records
     dim = table.shape[1] - slot_start.size
-    homes = np.empty(BLOCK, np.int64)
+    homes, hashes = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64)
     for low in range(first, end, BLOCK):
         high = min(low + BLOCK, end)
         for u in range(low, high):
-            homes[u - low] = home_cells(cells, old, groups, old_groups, moved, hashes[u])
+            h = mix(keys[u, 0] ^ seed)
+            hashes[u - low] = h
+            homes[u - low] = home_cells(cells, old, groups, old_groups, moved, h)
             prefetch(homes[u - low])
         for u in range(low, high):
-            foresee(records, homes[u - low], hashes[u])
+            foresee(records, homes[u - low], hashes[u - low])
         for u in range(low, high):
-            h, key = hashes[u], keys[u]
-            seen = occurrences[u]
+            h, key = hashes[u - low], keys[u, 0]
+            seen = np.int64(keys[u, 1])
             cell = find(cells, old, records, groups, old_groups, moved, h, key)
             if cell >= 0:
                 entry = entry_at(cell)
@@ -941,6 +966,7 @@ def pull(
     one, zero = np.float32(1.0), np.float32(0.0)
     width = 4 * table.shape[1]
     base = np.int64(table.ctypes.data)
+    block = np.empty(BLOCK, np.int64)
     for j in range(jobs.shape[0]):
         samples, length, mode = jobs[j, JOB_SAMPLES], jobs[j, JOB_LENGTH], jobs[j, JOB_MODE]
         start, weights, plain = jobs[j, JOB_START], jobs[j, JOB_WEIGHTS], jobs[j, JOB_PLAIN]
@@ -949,6 +975,24 @@ def pull(
         out, total = faces[j, 0], faces[j, 1]
         low, high = total * part // parts, total * (part + 1) // parts
         last = min(high, samples)
+        if plain == 1:
+            # The general path below, without what is known: one id, weight and divisor of one.
+            for front in range(low, last, BLOCK):
+                back = min(front + BLOCK, last)
+                for b in range(front, back):
+                    row = np.int64(numbers[inverse[start + b]])
+                    block[b - front] = row
+                    if row >= 0:
+                        ask(base + row * width, dim)
+                for b in range(front, back):
+                    at = out + 4 * size * b
+                    if block[b - front] >= 0:
+                        begin(at, base + block[b - front] * width, dim)
+                    else:
+                        clear(at, size)
+            for b in range(max(low, samples), high):
+                clear(out + 4 * size * b, size)
+            continue
         asked = start + splits[min(low, samples)]
         most = start + splits[last] if last > low else asked
         for b in range(low, last):
@@ -968,11 +1012,9 @@ def pull(
                         copy(at, base + row * width, dim)
                     at += 4 * dim
                 continue
-            below = one
-            if plain == 0:
-                below = divisor(splits[b], splits[b + 1], weights, mode)
-                if below == zero:
-                    continue
+            below = divisor(splits[b], splits[b + 1], weights, mode)
+            if below == zero:
+                continue
             for i in range(splits[b], splits[b + 1]):
                 row = np.int64(numbers[inverse[start + i]])
                 if row >= 0:

@@ -288,7 +288,7 @@ class SparseStore:
         if wild:
             table, number = min(wild, key=self._place_of)
             raise NonFinite(
-                f"table {table!r}, key {self._live[table].batch.keys[number]}: the summed gradient "
+                f"table {table!r}, key {self._live[table].batch.keys[number, 0]}: the summed gradient "
                 f"of step {plan.step} is not within ±{optim.LARGEST_GRADIENT:g}; nothing was moved, "
                 "push again without the sample, or abandon"
             )

@@ -30,7 +30,7 @@ class Batch:
     Attributes
     ----------
     keys
-        uint64, by number.
+        uint64 [:, 2], by number: the key, and how often it occurs.
     numbers
         int32, by number: the key's row, -1 for a key without one.
     inverse
@@ -45,11 +45,9 @@ class Batch:
         "_scratch",
         "end",
         "first",
-        "hashes",
         "inverse",
         "keys",
         "numbers",
-        "occurrences",
         "sums",
     )
 
@@ -66,16 +64,14 @@ class Batch:
         if ids > self._room:
             self._room = max(1024, ids + ids // 4)
             total = self._room * shards
-            self.keys = np.empty(total, np.uint64)
-            self.hashes = np.empty(total, np.uint64)
-            self.occurrences = np.empty(total, np.int64)
+            self.keys = np.empty((total, 2), np.uint64)
             self.numbers = np.empty(total, np.int32)
             self.inverse = np.empty(self._room, np.int32)
             self.sums = np.empty(total * dim, np.float32)
             self.first = [shard * self._room for shard in range(shards)]
             self._scratch = [np.empty(0, np.uint64)] * shards
         self.end = list(self.first)
-        cells = 1 << (ids + ids // 4).bit_length()
+        cells = 1 << (ids + ids // 8).bit_length()
         self._generation += 1
         if cells > self._scratch[0].size or self._generation == 2**16:
             cells = max(cells, self._scratch[0].size)
@@ -93,8 +89,6 @@ class Batch:
             self._scratch[shard],
             np.uint64(self._generation),
             self.keys,
-            self.hashes,
-            self.occurrences,
             self.inverse,
         )
         self.end[shard] = int(end)
@@ -245,8 +239,6 @@ class LiveTable:
             arrays,
             self._seed,
             batch.keys,
-            batch.hashes,
-            batch.occurrences,
             batch.numbers,
             np.int64(first),
             np.int64(end),

@@ -279,22 +279,21 @@ def test_dedupe_numbers_by_first_occurrence(
     for row, array in zip(jobs, arrays, strict=True):
         row[[kernels.JOB_IDS, kernels.JOB_COUNT]] = address_of(array), array.size
     jobs[1:, kernels.JOB_START] = np.cumsum(jobs[:-1, kernels.JOB_COUNT])
-    keys, hashes = np.zeros((2, n * shards + 1), np.uint64)
-    occurrences, inverse = np.zeros(n * shards + 1, np.int64), np.full(n, -1, np.int32)
+    keys = np.zeros((n * shards + 1, 2), np.uint64)
+    inverse = np.full(n, -1, np.int32)
     numbered = []
     for shard in range(shards):
         scratch = np.full(1 << max(1, n.bit_length()), 2**64 - 1, np.uint64)
         scratch &= np.uint64((generation - 1) << 48 | 2**48 - 1)
         first = shard * n
-        rest = (np.int64(shards), np.int64(first), scratch, np.uint64(generation))
-        end = kernels.dedupe(jobs, SEED, np.int64(shard), *rest, keys, hashes, occurrences, inverse)
+        rest = (np.int64(shards), np.int64(first), scratch, np.uint64(generation), keys, inverse)
+        end = kernels.dedupe(jobs, SEED, np.int64(shard), *rest)
         numbered += range(first, end)
         own = [k for k in ids if twin.mix(k ^ int(SEED)) % 2**32 * shards >> 32 == shard]
-        assert keys[first:end].tolist() == list(dict.fromkeys(own))
-    assert keys[inverse].tolist() == ids
+        assert keys[first:end, 0].tolist() == list(dict.fromkeys(own))
+    assert keys[inverse, 0].tolist() == ids
     for number in numbered:
-        assert occurrences[number] == ids.count(int(keys[number]))
-        assert int(hashes[number]) == twin.mix(int(keys[number]) ^ int(SEED))
+        assert keys[number, 1] == ids.count(int(keys[number, 0]))
 
 
 @pytest.mark.parametrize("mode", [kernels.SUM, kernels.MEAN, kernels.SQRTN])
