@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,21 @@ import click
 from click.core import ParameterSource
 
 from streamtrain import __version__
-from streamtrain.errors import EXIT_CORRUPT, EXIT_UNEXPECTED, EXIT_USAGE, StreamtrainError
+from streamtrain._siblings import strangers
+from streamtrain.errors import (
+    EXIT_CORRUPT,
+    EXIT_UNEXPECTED,
+    EXIT_USAGE,
+    StrangePackage,
+    StreamtrainError,
+)
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Iterable
 
     from streamtrain.config import Config
+    from streamtrain.doctor import Finding
     from streamtrain.quickstart import Outcome, Score
     from streamtrain.report import Report
 
@@ -69,6 +79,10 @@ def cli(log_level: str, log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    if click.get_current_context().invoked_subcommand != "doctor":
+        found = strangers()
+        if found:
+            raise StrangePackage("\n".join(found))
 
 
 _config = click.option("-c", "--config", "path", required=True, metavar="FILE", help="YAML file.")
@@ -172,11 +186,60 @@ def replay(
 @cli.command()
 @_config
 @_set
-def check(path: str, overrides: Sequence[str]) -> None:
-    """Check a configuration without starting anything; print what is in force."""
+@click.option("--offline", is_flag=True, help="Reach nothing; check the configuration alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print findings and configuration as JSON.")
+def check(path: str, overrides: Sequence[str], offline: bool, as_json: bool) -> None:
+    """Check a configuration, and reach what it names.
+
+    Prints what is in force as a line of JSON, and on stderr how schema, Kafka,
+    Redis, checkpoint directory and model were found. Ends with 1 when one of
+    them is not well. Starts nothing and changes nothing there.
+
+    \b
+    Example: streamtrain check -c ctr.yaml --offline
+    """
     from streamtrain.config import effective
 
-    click.echo(effective(_loaded(path, overrides)))
+    config = _loaded(path, overrides)
+    findings: list[Finding] = []
+    if not as_json:
+        click.echo(effective(config))
+    if not offline:
+        with _quiet():
+            import streamtrain.assembly  # noqa: F401
+            from streamtrain.doctor import services
+        findings += _found(services(config), show=not as_json, err=True)
+    if as_json:
+        shown = [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"config": json.loads(effective(config)), "services": shown}))
+    if not all(finding.ok for finding in findings):
+        sys.exit(EXIT_UNEXPECTED)
+
+
+@cli.command()
+@click.option("-c", "--config", "path", metavar="FILE", help="Reach what it names, too.")
+@_set
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(path: str | None, overrides: Sequence[str], as_json: bool) -> None:
+    """Look at this machine: versions, CPU, threads, kernels, packages.
+
+    Ends with 1 when something stands in the way; each such line says the cure.
+
+    \b
+    Example: streamtrain doctor -c ctr.yaml
+    """
+    config = None if path is None else _loaded(path, overrides)
+    from streamtrain.doctor import machine, services
+
+    findings = _found(machine(), show=not as_json)
+    if config is not None:
+        with _quiet():
+            import streamtrain.assembly  # noqa: F401
+        findings += _found(services(config), show=not as_json)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    if not all(finding.ok for finding in findings):
+        sys.exit(EXIT_UNEXPECTED)
 
 
 @cli.command()
@@ -285,7 +348,6 @@ def follow(url_env: str, model: str, as_json: bool, touch: Path | None) -> None:
     Example: REDIS_URL=redis://localhost:6379 streamtrain follow --model ctr
     """
     import threading
-    from dataclasses import asdict
 
     from exporters import Replica
     from streamtrain.following import Served
@@ -311,6 +373,17 @@ def follow(url_env: str, model: str, as_json: bool, touch: Path | None) -> None:
                     click.echo(f"waiting: {seen}", err=True)
     finally:
         replica.stop()
+
+
+def _found(findings: "Iterable[Finding]", *, show: bool, err: bool = False) -> "list[Finding]":
+    """Gather findings; show each as soon as it is there."""
+    gathered = []
+    for finding in findings:
+        gathered.append(finding)
+        if show:
+            mark = "ok " if finding.ok else "BAD"
+            click.echo(f"{mark} {finding.what:16} {finding.said}", err=err)
+    return gathered
 
 
 def _touched(path: Path | None) -> None:

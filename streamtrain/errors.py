@@ -7,7 +7,8 @@
     ├── StartRefused                exit 3   restarting will not help until someone decides
     │   ├── LockHeld                         another trainer holds the checkpoint directory
     │   ├── EmptyStartRefused                no valid cut, but something was published or stored before
-    │   └── Superseded                       a newer trainer owns the model
+    │   ├── Superseded                       a newer trainer owns the model
+    │   └── StrangePackage                   another distribution's package stands where ours should
     ├── CutCorrupt                  exit 4   a cut on disk does not match its manifest
     ├── NonFinite (ArithmeticError) exit 1   a step whose loss or gradient is not finite; names the samples
     └── ConservationBroken          exit 1   samples were lost or counted twice: a defect of ours
@@ -55,6 +56,10 @@ class EmptyStartRefused(StartRefused):
 
 class Superseded(StartRefused):
     """A trainer of a newer generation owns the model."""
+
+
+class StrangePackage(StartRefused):
+    """A package of ours is hidden or overwritten by another distribution's."""
 
 
 class CutCorrupt(StreamtrainError):

@@ -117,7 +117,8 @@ def test_usage_ends_with_2() -> None:
 
 
 def test_check_shows_what_is_in_force(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["check", "-c", str(folder / "small.yaml"), "--set", "batch.size=16"])
+    words = ["check", "-c", str(folder / "small.yaml"), "--offline"]
+    cli.main([*words, "--set", "batch.size=16"])
     assert json.loads(capsys.readouterr().out)["batch"]["size"] == 16
 
 
