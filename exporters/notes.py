@@ -103,7 +103,37 @@ class Ledger:
     def next(
         self, observed: Notes, *, epoch: int, version: int, generation: int, seal: bool
     ) -> Notes:
-        """Return the notes that the next write leaves.
+        """Return the notes that the next write leaves. Raises as `check`."""
+        self.check(observed)
+        snapshot = epoch == version
+        last = observed.filling if snapshot else observed.pending
+        # A delta's epoch begins with a snapshot, whose own note says whether it was completed.
+        chunks, done, reach = 1, 0 if snapshot else epoch, Half(version, generation)
+        if last is not None:
+            if last[:3] == (epoch, version, generation):
+                chunks = last.chunks + 1
+            if last.epoch == epoch:
+                reach = max(reach, last.reach)
+            if last.epoch == epoch or snapshot:
+                done = last.done
+        done = version if seal else min(done, version - 1)
+        note = Note(epoch, version, generation, chunks, done, reach)
+        return observed._replace(filling=note) if snapshot else observed._replace(pending=note)
+
+    def before_dropping(self, observed: Notes, keep: int) -> Notes | None:
+        """Return the notes to leave before rows of all epochs but `keep` go; None: as they are.
+
+        A snapshot that was completed, and never went live, is not complete any more when its rows
+        are about to go. Raises as `check`.
+        """
+        self.check(observed)
+        filling = observed.filling
+        if filling is None or filling.done <= keep:
+            return None
+        return observed._replace(filling=filling._replace(chunks=filling.chunks + 1, done=0))
+
+    def check(self, observed: Notes) -> None:
+        """Compare what a sink notes with what was written to it.
 
         Raises
         ------
@@ -117,22 +147,6 @@ class Ledger:
                     f"sink {self._sink!r} is older than what it acknowledged: it notes {found},"
                     f" {last} was written"
                 )
-        snapshot = epoch == version
-        last = self._last.filling if snapshot else self._last.pending
-        # A delta's epoch begins with a snapshot, whose own note says whether it was completed.
-        chunks, done, reach = 1, 0 if snapshot else epoch, Half(version, generation)
-        if last is not None:
-            if last[:3] == (epoch, version, generation):
-                chunks = last.chunks + 1
-            if last.epoch == epoch:
-                reach = max(reach, last.reach)
-            if last.epoch == epoch or snapshot:
-                done = last.done
-        done = version if seal else min(done, version - 1)
-        note = Note(epoch, version, generation, chunks, done, reach)
-        if snapshot:
-            return self._last._replace(filling=note)
-        return self._last._replace(pending=note)
 
     def sent(self, notes: Notes) -> None:
         """Take note that a write that leaves these notes is on its way."""

@@ -280,6 +280,10 @@ class RedisSink:
 
     def drop_old_epochs(self, keep: int, *, generation: int) -> None:
         """Drop rows of all epochs but `keep`, a slice at a time, while head and fence stand."""
+        for group in range(self._groups):
+            self._write_notes(
+                group, lambda ledger, found: ledger.before_dropping(found, keep), [], generation
+            )
         keys = self._keys
         cursor = b"0"
         while True:
@@ -308,35 +312,48 @@ class RedisSink:
     def _write_rows(
         self, group: int, packed: list[bytes], head: Head, *, generation: int, seal: bool = False
     ) -> None:
+        def noted(ledger: Ledger, found: Notes) -> Notes:
+            return ledger.next(
+                found, epoch=head.epoch, version=head.version, generation=generation, seal=seal
+            )
+
+        self._write_notes(group, noted, packed, generation)
+
+    def _write_notes(
+        self,
+        group: int,
+        noted: Callable[[Ledger, Notes], Notes | None],
+        packed: list[bytes],
+        generation: int,
+    ) -> None:
+        """Write commands to a group together with the notes that they leave."""
         ledger = self._ledgers[group]
         names = [self._keys.group(group, what) for what in Notes._fields]
-        after = Notes(None, None)
+        after: Notes | None = None
 
-        def noted(replies: list[Any]) -> list[bytes]:
+        def build(replies: list[Any]) -> list[bytes]:
             nonlocal after
-            observed = self._notes(replies)
-            after = ledger.next(
-                observed,
-                epoch=head.epoch,
-                version=head.version,
-                generation=generation,
-                seal=seal,
-            )
+            before = self._notes(replies)
+            after = noted(ledger, before)
+            if after is None:
+                return packed
             ledger.sent(after)
-            moved = head.epoch == head.version  # then the note on filling, else on pending
-            note = after.filling if moved else after.pending
-            if note is None:
-                raise AssertionError("a write leaves a note")
-            return [*packed, *self._session.pack([("SET", names[moved], note.encode())])]
+            changed: list[Command] = [
+                ("SET", name, new.encode())
+                for name, old, new in zip(names, before, after, strict=True)
+                if new is not None and new != old
+            ]
+            return [*packed, *self._session.pack(changed)]
 
         self._session.transact(
             self._keys.group(group, "fence"),
             names,
             [("GET", name) for name in names],
-            noted,
+            build,
             generation,
         )
-        ledger.acknowledged(after)
+        if after is not None:
+            ledger.acknowledged(after)
 
     def _write_part(
         self, generation: int, field: str, add: Callable[[bytes | None], list[Command]]

@@ -253,6 +253,9 @@ class MemorySink:
             head = self.server.state.head
             if keep != (head.epoch if head is not None else 0):
                 raise SinkLostTime(f"epoch {keep} is not the head's")
+            notes = self._ledger.before_dropping(self.server.state.notes, keep)
+            if notes is not None:
+                self._leave(notes)
             rows = self.server.state.rows
             self.server.state.rows = {keep: rows[keep]} if keep in rows else {}
 
@@ -268,8 +271,11 @@ class MemorySink:
         notes = self._ledger.next(
             state.notes, epoch=epoch, version=version, generation=generation, seal=sealed
         )
+        self._leave(notes)
+
+    def _leave(self, notes: Notes) -> None:
         self._ledger.sent(notes)
-        state.notes = notes
+        self.server.state.notes = notes
         if self.server.fail_in != 0:  # else the answer is about to be lost
             self._ledger.acknowledged(notes)
 

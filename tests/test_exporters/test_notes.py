@@ -71,10 +71,10 @@ def test_a_ledger_lets_through_what_follows_on() -> None:
     first = ledger.next(nothing, epoch=1, version=1, generation=3, seal=False)
     assert first == Notes(None, Note(1, 1, 3, 1, 0, Half(1, 3)))
     ledger.sent(first)
-    # Not known whether it was taken: both will do, and the same is sent again.
-    for observed in (nothing, first):
-        again = ledger.next(observed, epoch=1, version=1, generation=3, seal=False)
-        assert again == first
+    # Not known whether it was taken: from both the next write goes on, each to another note.
+    assert ledger.next(nothing, epoch=1, version=1, generation=3, seal=False) == first
+    second = ledger.next(first, epoch=1, version=1, generation=3, seal=False)
+    assert second == Notes(None, Note(1, 1, 3, 2, 0, Half(1, 3)))
     ledger.acknowledged(first)
     with pytest.raises(SinkLostTime, match="older than"):
         ledger.next(nothing, epoch=1, version=1, generation=3, seal=False)
@@ -91,3 +91,26 @@ def test_a_version_shipped_again_is_not_done_before_it_is_sealed() -> None:
     ledger.reset(before)
     begun = ledger.next(before, epoch=1, version=8, generation=3, seal=False)
     assert begun.pending == Note(1, 8, 3, 1, 7, Half(9, 3))
+
+
+def test_what_is_about_to_be_dropped_is_not_complete() -> None:
+    """A fail-over to the moment between would else show an empty epoch as a whole one."""
+    ledger = Ledger("s")
+    flipped = Notes(None, Note(4, 4, 1, 7, 4, Half(4, 1)))
+    ledger.reset(flipped)
+    assert ledger.before_dropping(flipped, 4) is None
+    emptied = ledger.before_dropping(flipped, 2)
+    assert emptied == Notes(None, Note(4, 4, 1, 8, 0, Half(4, 1)))
+    with pytest.raises(SinkLostTime):
+        ledger.before_dropping(Notes(None, None), 4)
+
+
+def test_the_other_note_stays_as_it_was_found() -> None:
+    """It may be the one whose write was not known to have been taken."""
+    ledger = Ledger("s")
+    before = Notes(Note(1, 2, 3, 1, 2, Half(2, 3)), DONE)
+    ledger.reset(before)
+    taken = ledger.next(before, epoch=1, version=3, generation=3, seal=False)
+    ledger.sent(taken)
+    after = ledger.next(taken, epoch=9, version=9, generation=3, seal=False)
+    assert after.pending == taken.pending
