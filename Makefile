@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 QUICKSTART_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart services check fix test study-movielens
+.PHONY: help install quickstart services check fix test study-movielens bench-store
 
 help: ## Show these verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -49,3 +49,6 @@ study-movielens: install services ## MovieLens-100K in time order through a real
 
 bench-consume: install ## Bytes to columns against fastavro and pyruhvro (QUICK=1: under a minute)
 	$(BIN)/python -m benchmarks.bench_consume
+
+bench-store: install ## The sparse store beside np.take, torch and tf.Variable (QUICK=1: under a minute)
+	$(BIN)/python -m benchmarks.bench_store

@@ -105,6 +105,7 @@ WIDE: Final = 8  # float32 in a vector
 CELLS: Final = 8  # in a group
 GROUP_BYTES: Final = 64
 RECORD_BYTES: Final = 32
+LARGEST: Final = np.float32(3.4028234663852886e38)  # that is finite
 ROW_PLACE: Final = 7  # of `row` in a record, by 4 bytes
 
 
@@ -713,6 +714,47 @@ def select(
             entries[found] = entry
             found += 1
     return np.int64(found)
+
+
+@njit(cache=True, nogil=True)
+def copy_out(
+    arrays: TableArrays,
+    entries: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+    counts: NDArray[np.uint32],
+    stamps: NDArray[np.int64],
+    changed: NDArray[np.int64],
+    values: NDArray[np.float32],
+    slots: NDArray[np.float32],
+) -> None:
+    """Copy entries [n] into columns [n]; values and slots [n, k] too, of those that have a row."""
+    records = arrays.records
+    base, width = np.int64(arrays.rows.ctypes.data), 4 * arrays.rows.shape[1]
+    dim, rest = values.shape[1], slots.shape[1]
+    at, after = np.int64(values.ctypes.data), np.int64(slots.ctypes.data)
+    for low in range(0, entries.size, BLOCK):
+        high = min(low + BLOCK, entries.size)
+        for i in range(low, high):
+            prefetch(np.int64(records.ctypes.data) + entries[i] * RECORD_BYTES)
+        for i in range(low, high):
+            if dim > 0:
+                ask(base + np.int64(records[entries[i]].row) * width, dim + rest)
+        for i in range(low, high):
+            entry = entries[i]
+            keys[i] = records[entry].key
+            counts[i] = records[entry].count
+            stamps[i] = records[entry].stamp
+            changed[i] = records[entry].changed
+            if dim > 0:
+                row = base + np.int64(records[entry].row) * width
+                copy(at + 4 * dim * i, row, dim)
+                copy(after + 4 * rest * i, row + 4 * dim, rest)
+
+
+@njit(cache=True, nogil=True)
+def are_finite(floats: NDArray[np.float32]) -> bool:
+    """Say whether an array [n, k] has neither NaN nor infinity."""
+    return is_tame(np.int64(floats.ctypes.data), np.int64(floats.size), LARGEST)
 
 
 # ---- a step

@@ -38,7 +38,7 @@ RECORD: Final = np.dtype(
 )
 _MOST_ENTRIES: Final = 2**31 - 2
 _LEAST_GROUPS: Final = 16
-_SLICE: Final = 16_384  # groups moved in a step, at least
+_SLICE: Final = 8_192  # groups moved in a step, at least
 _WITHOUT_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE
 _SMALL: Final = 4 << 20  # bytes at the front of a reservation that stay in small pages
 
@@ -152,13 +152,14 @@ def with_room(arrays: TableArrays, keys: int, *, shards: int = 1) -> TableArrays
             f"can hold, {most}; bound the table by evict.rows and admit.candidates"
         )
     if tally[OLD_GROUPS]:
-        # A sixteenth of what may be entered would do to end before the old index is too full.
-        migrate(arrays, max(_SLICE, 2 * keys))
-        if entries > _bound(int(tally[OLD_GROUPS])) * 6 // 5 or entries > _bound(
-            int(tally[GROUPS])
-        ):
+        old = int(tally[OLD_GROUPS])
+        # The share that moved keeps pace with the old index' way from full to crammed.
+        full, crammed = _bound(old), _crammed(old)
+        due = old * (entries - keys - full) // (crammed - full)
+        migrate(arrays, max(_SLICE, due - int(tally[MOVED])))
+        if entries > crammed or entries > _bound(int(tally[GROUPS])):
             while tally[OLD_GROUPS]:
-                migrate(arrays, int(tally[OLD_GROUPS]))
+                migrate(arrays, old)
         if not tally[OLD_GROUPS]:
             arrays = arrays._replace(old=np.zeros(CELLS, np.uint64))
     if entries > _bound(int(tally[GROUPS])) and not tally[OLD_GROUPS]:
@@ -179,6 +180,10 @@ def used(shards: Sequence[TableArrays]) -> int:
 
 def _bound(groups: int) -> int:
     return groups * CELLS * 3 // 4
+
+
+def _crammed(groups: int) -> int:
+    return groups * CELLS * 15 // 16
 
 
 def _most_rows(arrays: TableArrays) -> int:

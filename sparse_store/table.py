@@ -296,14 +296,6 @@ class LiveTable:
 
     # ---- readers
 
-    def lookup(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return rows [n, dim], zeros where there is none, and where there is one [n]."""
-        values = np.empty((ids.size, self.config.dim), np.float32)
-        found = np.empty(ids.size, np.bool_)
-        for shard in range(len(self.shards)):
-            self.read(still(ids), shard, values, found)
-        return values, found
-
     def read(
         self,
         ids: NDArray[np.uint64],
@@ -311,7 +303,7 @@ class LiveTable:
         values: NDArray[np.float32],
         found: NDArray[np.bool_],
     ) -> None:
-        """Fill in a shard's share of `lookup`."""
+        """Write the rows [n, dim] of a shard's ids, zeros without one, and `found` [n]."""
         kernels.read(
             self.shards[shard],
             self._seed,
@@ -452,21 +444,18 @@ class LiveTable:
             self._forgotten += entries.size
 
     def _block(self, entries: NDArray[np.int64], *, rows: bool) -> Block:
-        records = self._records[entries]
-        if rows:
-            dim = self.config.dim
-            memory = self.memory[records["row"]]
-            values, slots = memory[:, :dim].copy(), memory[:, dim:].copy()
-        else:
-            values = slots = np.empty((entries.size, 0), np.float32)
-        return Block(
-            records["key"].copy(),
-            records["count"].copy(),
-            records["stamp"].copy(),
-            records["changed"].copy(),
-            values,
-            slots,
+        size = entries.size
+        dim, rest = (self.config.dim, self._slot_start.size) if rows else (0, 0)
+        block = Block(
+            np.empty(size, np.uint64),
+            np.empty(size, np.uint32),
+            np.empty(size, np.int64),
+            np.empty(size, np.int64),
+            np.empty((size, dim), np.float32),
+            np.empty((size, rest), np.float32),
         )
+        kernels.copy_out(self.shards[0], entries, *block)
+        return block
 
     def _locate(self, ids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Entries of ids, -1 for none: as an index that is the last place, to be masked after."""

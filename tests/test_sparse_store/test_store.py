@@ -173,6 +173,21 @@ def test_distinct_keys_may_come_in_any_order() -> None:
     np.testing.assert_array_equal(one.store.dump("t").values, other.store.dump("t").values)
 
 
+def test_a_lookup_may_write_into_an_array_of_the_caller() -> None:
+    trained = Trained()
+    trained.step([[1], [2]])
+    out = np.full((3, 2), np.nan, np.float32)
+    values, found = trained.store.lookup("t", ids(2, 5, 1), out=out)
+    assert values is out
+    assert found.tolist() == [True, False, True]
+    np.testing.assert_array_equal(out, trained.store.lookup("t", ids(2, 5, 1))[0])
+    still_out = out.view()
+    still_out.flags.writeable = False
+    for wrong in (out[:2], out.astype(np.float64), np.asfortranarray(out), still_out):
+        with pytest.raises(BadInput, match="lookup in 't': out"):
+            trained.store.lookup("t", ids(2, 5, 1), out=wrong)
+
+
 # admission and eviction
 
 
