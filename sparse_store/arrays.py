@@ -7,8 +7,11 @@ half as large again, and its cells move over some at a time.
 
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -149,7 +152,8 @@ def with_room(arrays: TableArrays, keys: int, *, shards: int = 1) -> TableArrays
     if entries > most or int(tally[ROWS]) + keys > _most_rows(arrays) // shards:
         raise TableFull(
             f"{entries} entries of a share of one in {shards} are more than memory or the index "
-            f"can hold, {most}; bound the table by evict.rows and admit.candidates"
+            f"can hold, {most}; bound the table by evict.rows and admit.candidates, or lift a limit "
+            "on address space"
         )
     if tally[OLD_GROUPS]:
         old = int(tally[OLD_GROUPS])
@@ -199,6 +203,18 @@ def _cells(groups: int) -> NDArray[np.uint64]:
 
 
 def _fitting(size: int) -> int:
-    """Return how many things of that many bytes the machine's memory could hold."""
+    """Return how many things of that many bytes one reservation should hold."""
+    return max(1, min(_MOST_ENTRIES, _grantable() // size))
+
+
+@cache
+def _grantable() -> int:
+    """Bytes for one reservation: the machine's memory, or a 64th where address space is counted."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(_MOST_ENTRIES, memory // size))
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    strict = Path("/proc/sys/vm/overcommit_memory")
+    if limit != resource.RLIM_INFINITY:
+        return min(memory, limit) // 64
+    if strict.exists() and strict.read_text(encoding="ascii").strip() == "2":
+        return memory // 64
+    return memory

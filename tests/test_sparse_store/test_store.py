@@ -551,3 +551,20 @@ def test_nothing_is_logged_per_step(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         Trained().step([[1]])
     assert caplog.records == []
+
+
+def test_a_limit_on_address_space_leaves_room_for_the_rest() -> None:
+    """Rows are reserved, not taken; where even that is counted, a store must not take it all."""
+    code = (
+        "import resource, numpy as np\n"
+        "limit = 16 << 30\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "from sparse_store.config import Table\n"
+        "from sparse_store.store import Keys, SparseStore\n"
+        "store = SparseStore([Table(name, dim=16) for name in 'abcd'], seed=1)\n"
+        "keys = Keys('d', np.arange(500, dtype=np.uint64), np.arange(501))\n"
+        "store.abandon(store.resolve({'x': keys}, clock=0))\n"
+        "assert store.rows('d') == 500\n"
+        "assert np.zeros(1 << 30, np.uint8).sum() == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
