@@ -25,7 +25,7 @@ quickstart: $(VENV)/.quickstart ## The tour: train on a generated stream for a m
 
 $(VENV)/.quickstart: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test $(INSTALLED) -nt pyproject.toml || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	test $(INSTALLED) -nt pyproject.toml || $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable .
 	@touch $@
 
 services: install ## Get what tests need beside Python: redis-server, and Kafka by Maven
