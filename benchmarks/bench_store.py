@@ -364,10 +364,11 @@ def environment(name: str, packages: list[str]) -> Path | None:
     if not (folder / "ready").exists():
         try:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-            index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-            subprocess.run(
-                [str(python), "-m", "pip", "install", "-q", "numpy", *packages, *index], check=True
-            )
+            install = [str(python), "-m", "pip", "install", "-q"]
+            subprocess.run([*install, "numpy"], check=True)
+            # Only the builds without CUDA, which are not on PyPI; numpy is there already.
+            cpu = ["--index-url", "https://download.pytorch.org/whl/cpu"]
+            subprocess.run([*install, "--retries", "1", *cpu, *packages], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"peer {name} is left out: {error}", file=sys.stderr)
             return None
