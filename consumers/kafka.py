@@ -190,9 +190,21 @@ class KafkaSource:
             p for topic in self._config.topics for p in self._list(topic, self._connect_s)
         ]
         known = dict(position or {})
+        topics = {partition.topic for partition in known}
+        for topic in self._config.topics if position is not None else ():
+            if topic not in topics:
+                logger.warning(
+                    "topic %s has no position in the cut: it is read as at a first start, from "
+                    "source.kafka.start; what was learned from elsewhere may be in it, too",
+                    topic,
+                )
         for partition, offset in known.items():
             if partition.topic not in self._config.topics:
-                logger.warning("topic %s is no longer read, from %d on", partition, offset)
+                logger.warning(
+                    "%s stands at %d in the cut and is not read by this source any more",
+                    partition.topic,
+                    offset,
+                )
             elif partition not in partitions:
                 raise PositionLost(
                     f"{_name(partition)} is in the position but not in the cluster; {_ANEW}"
@@ -201,7 +213,7 @@ class KafkaSource:
         for partition in partitions:
             low, high = self._bounds(partition, self._connect_s)
             self._ends[partition] = high
-            if position is None:
+            if partition.topic not in topics:
                 start[partition] = self._first(partition, low, high)
             elif partition in known:
                 start[partition] = self._within(partition, known[partition], low, high)

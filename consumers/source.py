@@ -5,7 +5,8 @@ The contract
 * A **position** maps each partition to the *next* offset to read. Whoever holds what was learned
   holds the position; a source never stores it and never decides by what a broker remembers.
 * ``open`` comes first and once. With a position it continues exactly there, and a partition that
-  the position doesn't name starts at its beginning. Without one it follows the start policy of
+  the position doesn't name starts at its beginning (a topic of which it names none: by the start
+  policy, since that is its first start). Without one it follows the start policy of
   its config, and pins it: the resolved position holds numbers, so that a restart before the
   first batch begins at the same place.
 * ``batch`` hands over the samples of the next messages. Every message is either one good sample

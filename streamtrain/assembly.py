@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from consumers.avro import AvroDecoder
 from consumers.features import Spec
@@ -24,6 +25,11 @@ from streamtrain.threads import available
 from streamtrain.trainer import Sparse, Task, Trainer
 
 _log = logging.getLogger(__name__)
+
+_BAD_URL = (
+    "export.redis: not a valid URL; write redis://:PASSWORD@HOST:PORT/0 with the password "
+    "percent-encoded"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,11 @@ def sinks(config: Config, environment: Mapping[str, str] = os.environ) -> list[S
         url = redis.resolve_url(environment)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+    try:
+        urlsplit(url).port  # noqa: B018  raises on what is no number
+    except ValueError:
+        # The error's own text would show a piece of the password.
+        raise ConfigError([_BAD_URL]) from None
     return [
         RedisSink(
             url,

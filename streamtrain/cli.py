@@ -516,6 +516,8 @@ def main(words: Sequence[str] | None = None) -> None:
     words : sequence of str or None
         What follows the program's name; None takes it from the process.
     """
+    # TensorFlow greets with a page about GPUs; what it raises is told all the same.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         cli(words, standalone_mode=False)
     except click.exceptions.Exit as done:

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from sparse_store.files import merge
 from streamtrain import files
-from streamtrain.errors import CutCorrupt, LockHeld, Superseded
+from streamtrain.errors import CutCorrupt, LockHeld, StartRefused, Superseded
 
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"cut-(\d{10})-(\d{15})")
@@ -153,8 +153,14 @@ class Checkpoints:
 
     def lock(self) -> None:
         """S1: take the directory, or raise `LockHeld`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        handle = (self.folder / "lock").open("a+")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle = (self.folder / "lock").open("a+")
+        except OSError as error:
+            raise StartRefused(
+                f"checkpoint.dir: {self.folder} can't be used: {error.strerror}; name a local "
+                "directory that this user may write"
+            ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -131,6 +131,9 @@ class Daemon:
         self._checkpointing = clock.Timer(self._config.checkpoint.every / 1000)
         self._figures = clock.Timer(_FIGURES_EVERY_S)
         self._version_at = self._cut_at = clock.monotonic()
+        # Asked when scraped: an age must grow while nothing else happens.
+        self.telemetry.version_age.set_function(lambda: clock.monotonic() - self._version_at)
+        self.telemetry.cut_age.set_function(lambda: clock.monotonic() - self._cut_at)
         self._started = True
 
     # ---- loop
@@ -177,6 +180,7 @@ class Daemon:
         passed = self._timeline.boundary(export_due=self._exporting.due(), cut_due=cut_due)
         if passed.version_acked:
             self._version_at = clock.monotonic()
+            self.telemetry.version.set(self._timeline.version)
         if passed.cut_acked:
             self._cut_at = clock.monotonic()
         if passed.delta_begun:
@@ -214,9 +218,6 @@ class Daemon:
         t.step.set(trainer.store.step)
         t.clock.set((trainer.clock or 0) / 1000)
         t.version.set(self._timeline.version)
-        now = clock.monotonic()
-        t.version_age.set(now - self._version_at)
-        t.cut_age.set(now - self._cut_at)
         for partition, lag in self._parts.source.lag().items():
             t.lag.labels(partition.topic, str(partition.number)).set(lag)
         for table, counts in trainer.store.metrics().items():

@@ -108,8 +108,8 @@ def _refuse_unless_empty(checkpoints: Checkpoints, sinks: Sequence[Sink]) -> Non
             head = sink.read_head()
         except (SinkUnavailable, SinkRefused) as error:
             raise EmptyStartRefused(
-                f"checkpoint.dir: {checkpoints.folder} has no cut, and {sink.name} can't be asked "
-                f"whether something was published ({error}). {cure}"
+                f"export: {error}. A first start must know that nothing is served yet, or it would "
+                "replace it by an empty model: see to the sink and start again"
             ) from error
         if head is not None:
             raise EmptyStartRefused(

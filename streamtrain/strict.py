@@ -73,7 +73,10 @@ def convert(value: Any, kind: Any, path: str, mistakes: list[str]) -> Any:
         return _struct(value, bare, path, mistakes)
     if origin is dict:
         return _mapping(value, typing.get_args(bare)[1], path, mistakes)
-    if origin in (list, tuple, Sequence) and isinstance(value, list):
+    if origin in (list, tuple, Sequence):
+        if not isinstance(value, list):
+            mistakes.append(f"{path}: expected a list, such as [{value or '...'}]; got {value!r}")
+            return None
         (item, *_) = typing.get_args(bare)
         children = [convert(child, item, f"{path}[{i}]", mistakes) for i, child in enumerate(value)]
         return tuple(children) if origin is tuple else children
@@ -85,9 +88,21 @@ def _plain(value: Any, kind: Any, path: str, mistakes: list[str]) -> Any:
         return msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError as error:
         text = str(error).replace("`", "")
+        allowed = _allowed(kind)
+        if allowed:
+            text = f"expected one of: {allowed}"
         text = re.sub(r" - at \$(\S*)$", r" (at \1)", text)
         mistakes.append(f"{path}: {text[:1].lower()}{text[1:]}, got {value!r}")
         return None
+
+
+def _allowed(kind: Any) -> str:
+    """Return the words that a literal allows, or nothing for another type."""
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is not typing.Literal:
+        return ""
+    return ", ".join(str(word) for word in typing.get_args(kind))
 
 
 def _struct(value: Any, kind: type[msgspec.Struct], path: str, mistakes: list[str]) -> Any:

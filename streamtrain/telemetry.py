@@ -45,6 +45,7 @@ class Telemetry:
             ["fate"],
             registry=self.registry,
         )
+        self.samples.labels("learned")  # A rate needs the zero.
         self.step_seconds = Histogram(
             "streamtrain_step_seconds",
             "Duration of one step",

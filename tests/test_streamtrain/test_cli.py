@@ -111,6 +111,25 @@ def test_a_missing_file_is_named(folder: Path, capsys: pytest.CaptureFixture[str
     assert "none.avro" in capsys.readouterr().err
 
 
+def test_a_checkpoint_directory_that_can_t_be_made_ends_with_3(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", "-c", str(folder / "small.yaml"), str(folder / "a.avro"), "--publish"]
+    _ends_with(3, *words, "--set", "checkpoint.dir=/proc/nowhere/cuts")
+    assert "checkpoint.dir: /proc/nowhere/cuts can't be used" in capsys.readouterr().err
+
+
+def test_a_bad_redis_url_ends_with_2_and_keeps_its_password(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_REDIS", "redis://:sec/ret@1@127.0.0.1:6379")
+    words = ["replay", "-c", str(folder / "small.yaml"), str(folder / "a.avro"), "--publish"]
+    _ends_with(2, *words, "--set", "export.redis={url_env: MY_REDIS}")
+    err = capsys.readouterr().err
+    assert "not a valid URL" in err
+    assert "sec" not in err
+
+
 def test_usage_ends_with_2() -> None:
     _ends_with(2, "run")
     _ends_with(2, "replay", "-c", "x.yaml", "--publish", "--save", "y", "z.avro")
