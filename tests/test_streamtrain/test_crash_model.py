@@ -92,10 +92,12 @@ class CrashMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
 
-    @initialize(log_max_bytes=st.sampled_from([1 << 30, 1 << 30, 9_000]))
-    def begin(self, log_max_bytes: int) -> None:
+    @initialize(log_max_bytes=st.sampled_from([1 << 30, 1 << 30, 9_000]), gentle=st.booleans())
+    def begin(self, log_max_bytes: int, gentle: bool) -> None:
+        """Begin a model; where it is gentle, processes and connections break, but nothing is lost."""
         self.world = World(self.folder, log_max_bytes=log_max_bytes)
-        self.start(fresh=False)
+        self.gentle = gentle
+        self._start(fresh=False)
 
     def teardown(self) -> None:
         try:
@@ -135,7 +137,12 @@ class CrashMachine(RuleBasedStateMachine):
             [*["as it was"] * 5, "outdated", "outdated", "torn", "lost", "hole"]
         ),
     )
-    def start(self, fresh: bool, volume: str = "as it was") -> None:
+    def start(self, fresh: bool, volume: str) -> None:
+        if self.gentle and volume != "torn":
+            volume = "as it was"
+        self._start(fresh=fresh and not self.gentle, volume=volume)
+
+    def _start(self, *, fresh: bool, volume: str = "as it was") -> None:
         """Start on what is found: the volume as it was, an older copy of it, or nothing."""
         world = self.world
         if volume == "outdated" and world.image is not None:
@@ -363,6 +370,8 @@ class CrashMachine(RuleBasedStateMachine):
             self.world.image = self.world.copy_volume(self.world.volume)
         elif what == "save":
             watch.saved = server.save()
+        elif self.gentle:
+            return
         elif what == "rewind" and watch.saved is not None:
             server.restore(watch.saved)
             self.world.lost_time(watch)
@@ -387,9 +396,9 @@ class CrashMachine(RuleBasedStateMachine):
             server.fail_in = None
         for _ in range(SINKS + 2):
             if world.live is None:
-                self.start(fresh=False)
+                self._start(fresh=False)
             if world.live is None:
-                self.start(fresh=True)
+                self._start(fresh=True)
             if world.live is None:
                 continue
             self.do(self._drain)
