@@ -35,13 +35,18 @@ class Life:
         Config, cuts, dead letters.
     redis_url : str
         Where versions go.
+    model : str
+        Its name there.
     """
 
     folder: Path
     redis_url: str
+    model: str = "small"
 
     @classmethod
-    def begin(cls, folder: Path, *, brokers: str, topic: str, redis_url: str) -> Life:
+    def begin(
+        cls, folder: Path, *, brokers: str, topic: str, redis_url: str, model: str = "small"
+    ) -> Life:
         """Write schema and config of the small model."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "click.avsc").write_text(json.dumps(SCHEMA))
@@ -53,8 +58,8 @@ class Life:
             every="30ms",
             cut_every="60ms",
         )
-        (folder / "small.yaml").write_text(text)
-        return cls(folder, redis_url)
+        (folder / "small.yaml").write_text(text.replace("name: small", f"name: {model}"))
+        return cls(folder, redis_url, model)
 
     def start(
         self, *, until: int | None = None, fault: str | None = None, words: Sequence[str] = ()

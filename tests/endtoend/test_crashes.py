@@ -10,14 +10,17 @@ import random
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparse_store.store import SparseStore
-from tests.conftest import TopicMaker
 from tests.endtoend.life import Life, head_by_redis_cli, produce, rows_by_redis_cli
 from tests.services.kafka import Broker
 from tests.services.redis import RedisServer
@@ -37,18 +40,50 @@ RANDOM_KILLS = 10
 SAMPLES = PER_RUN * (len(FAULTS) + RANDOM_KILLS + 2)
 
 
-@pytest.fixture
-def redis_of_one(redis_server: RedisServer, redis_url: str) -> str:
-    """Address of the shared Redis, emptied for this test."""
-    del redis_server
-    return redis_url
+@dataclass(frozen=True)
+class Followed:
+    """A life that went through everything, and the serving process that followed it all along."""
+
+    life: Life
+    replica: subprocess.Popen[str]
 
 
-@pytest.fixture
-def replica(redis_of_one: str) -> Iterator[subprocess.Popen[str]]:
-    """A serving process that lives through it all."""
+@pytest.fixture(scope="module")
+def lives(
+    kafka_broker: Broker, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Followed]]:
+    """Return lives by their number of partitions; they go through everything beside each other."""
+    kafka_broker.start()
+    redis_server.start()
+    folder = tmp_path_factory.mktemp("lives")
+    with ExitStack() as stack:
+        found = {}
+        for partitions in (1, 4):
+            model = f"killed-{partitions}-{uuid.uuid4().hex[:8]}"
+            kafka_broker.create_topic(model, partitions)
+            produce(kafka_broker.bootstrap, model, values(SAMPLES), partitions)
+            life = Life.begin(
+                folder / model,
+                brokers=kafka_broker.bootstrap,
+                topic=model,
+                redis_url=redis_server.url,
+                model=model,
+            )
+            found[partitions] = Followed(life, stack.enter_context(_following(life)))
+        with ThreadPoolExecutor(len(found)) as pool:
+            done = [
+                pool.submit(_through_everything, followed.life, seed=partitions)
+                for partitions, followed in found.items()
+            ]
+            for future in done:
+                future.result()
+        yield found
+
+
+@contextmanager
+def _following(life: Life) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.endtoend.follow", redis_of_one, "small"],
+        [sys.executable, "-m", "tests.endtoend.follow", life.redis_url, life.model],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -83,18 +118,17 @@ def _through_everything(life: Life, *, seed: int) -> None:
     assert report["consumed"] == report["learned"] + sum(report["dropped"].values())
 
 
-def _serving_is(
-    life: Life, store: SparseStore, replica: subprocess.Popen[str], folder: Path
-) -> None:
+def _serving_is(followed: Followed, store: SparseStore) -> None:
     """Redis by ``redis-cli`` and the replica hold exactly the admitted rows."""
-    held = rows_by_redis_cli(life.redis_url, "small")
+    life = followed.life
+    held = rows_by_redis_cli(life.redis_url, life.model)
     for table in store.tables:
         dump = store.dump(table)
         assert sorted(held.get(table, {})) == dump.keys.tolist(), table
         for key, row in zip(dump.keys.tolist(), dump.values, strict=True):
             assert held[table][key] == row.tobytes(), (table, key)
-    version = int(head_by_redis_cli(life.redis_url, "small")[b"version"])
-    _replica_is(store, replica, version, folder)
+    version = int(head_by_redis_cli(life.redis_url, life.model)[b"version"])
+    _replica_is(store, followed.replica, version, life.folder)
 
 
 def _replica_is(
@@ -118,37 +152,26 @@ def _replica_is(
 
 
 def test_one_partition_killed_everywhere_equals_an_uninterrupted_run_bit_for_bit(
-    tmp_path: Path,
-    kafka_broker: Broker,
-    kafka_topic: TopicMaker,
-    redis_of_one: str,
-    replica: subprocess.Popen[str],
+    lives: dict[int, Followed], tmp_path: Path, kafka_broker: Broker
 ) -> None:
-    topic = kafka_topic(partitions=1)
-    produce(kafka_broker.bootstrap, topic, values(SAMPLES), 1)
-    killed = Life.begin(
-        tmp_path / "killed", brokers=kafka_broker.bootstrap, topic=topic, redis_url=redis_of_one
-    )
-    _through_everything(killed, seed=1)
+    killed = lives[1].life
     store = killed.store()
-    _serving_is(killed, store, replica, tmp_path)
+    _serving_is(lives[1], store)
 
     through = Life.begin(
-        tmp_path / "through", brokers=kafka_broker.bootstrap, topic=topic, redis_url=redis_of_one
+        tmp_path,
+        brokers=kafka_broker.bootstrap,
+        topic=killed.model,
+        redis_url=killed.redis_url,
+        model="through",
     )
-    config = through.folder / "small.yaml"
-    config.write_text(config.read_text().replace("name: small", "name: through"))
     through.run(until=SAMPLES)
     whole = through.store()
     assert any(whole.metrics()[t]["evicted"] for t in whole.tables), "nothing was ever evicted"
+    rows = ("keys", "values", "slots", "counts", "stamps")
+    candidates = ("candidate_keys", "candidate_counts", "candidate_stamps")
     for table in whole.tables:
-        for field in ("keys", "values", "slots", "counts", "stamps"):
-            np.testing.assert_array_equal(
-                getattr(store.dump(table), field),
-                getattr(whole.dump(table), field),
-                f"{table} {field}",
-            )
-        for field in ("candidate_keys", "candidate_counts", "candidate_stamps"):
+        for field in (*rows, *candidates):
             np.testing.assert_array_equal(
                 getattr(store.dump(table), field),
                 getattr(whole.dump(table), field),
@@ -159,20 +182,10 @@ def test_one_partition_killed_everywhere_equals_an_uninterrupted_run_bit_for_bit
 
 
 def test_four_partitions_killed_everywhere_learn_every_sample_exactly_once(
-    tmp_path: Path,
-    kafka_broker: Broker,
-    kafka_topic: TopicMaker,
-    redis_of_one: str,
-    replica: subprocess.Popen[str],
+    lives: dict[int, Followed],
 ) -> None:
-    topic = kafka_topic(partitions=4)
-    produce(kafka_broker.bootstrap, topic, values(SAMPLES), 4)
-    life = Life.begin(
-        tmp_path / "life", brokers=kafka_broker.bootstrap, topic=topic, redis_url=redis_of_one
-    )
-    _through_everything(life, seed=4)
-    store = life.store()
+    store = lives[4].life.store()
     own = np.array([record["id"] for record in records(SAMPLES)], np.uint64)
     assert store.rows("own") == SAMPLES
     assert store.count("own", own).tolist() == [1] * SAMPLES
-    _serving_is(life, store, replica, tmp_path)
+    _serving_is(lives[4], store)
