@@ -120,9 +120,10 @@ def test_the_commands_work_together(tmp_path: Path) -> None:
 
         def start(name: str, *more: str) -> subprocess.Popen[str]:
             words = [
-                word.replace("kafka:19092", broker.address)
+                # /tmp goes first: the checkout may itself lie below it.
+                word.replace("/tmp", str(tmp_path))
+                .replace("kafka:19092", broker.address)
                 .replace("/etc/streamtrain", str(ROOT / "docker"))
-                .replace("/tmp", str(tmp_path))
                 for word in SERVICES[name]["command"]
             ]
             log = (tmp_path / f"{name}.log").open("w")
