@@ -41,8 +41,9 @@ class Note(NamedTuple):
         Pending: the largest version that was completed in this epoch. Filling: the epoch completed
         last, 0 if none. A version that is begun (again) is not done.
     reach
-        The largest version begun in this epoch. A fail-over may take back a head, so that a
-        version is shipped again below one that was begun.
+        The largest version begun in this epoch, and the generation that made it, by which a log
+        knows it whoever ships it. A fail-over may take back a head, so that a version is shipped
+        again below one that was begun.
     """
 
     epoch: int
@@ -101,14 +102,17 @@ class Ledger:
         self._last = self._maybe = notes
 
     def next(
-        self, observed: Notes, *, epoch: int, version: int, generation: int, seal: bool
+        self, observed: Notes, *, epoch: int, version: int, generation: int, of: int, seal: bool
     ) -> Notes:
-        """Return the notes that the next write leaves. Raises as `check`."""
+        """Return the notes that the next write leaves. Raises as `check`.
+
+        `generation` writes; the version is `of` this one or an older one, whose entry is shipped.
+        """
         self.check(observed)
         snapshot = epoch == version
         last = observed.filling if snapshot else observed.pending
         # A delta's epoch begins with a snapshot, whose own note says whether it was completed.
-        chunks, done, reach = 1, 0 if snapshot else epoch, Half(version, generation)
+        chunks, done, reach = 1, 0 if snapshot else epoch, Half(version, of)
         if last is not None:
             if last[:3] == (epoch, version, generation):
                 chunks = last.chunks + 1

@@ -314,7 +314,12 @@ class RedisSink:
     ) -> None:
         def noted(ledger: Ledger, found: Notes) -> Notes:
             return ledger.next(
-                found, epoch=head.epoch, version=head.version, generation=generation, seal=seal
+                found,
+                epoch=head.epoch,
+                version=head.version,
+                generation=generation,
+                of=head.generation,
+                seal=seal,
             )
 
         self._write_notes(group, noted, packed, generation)

@@ -144,7 +144,7 @@ class MemorySink:
     def put(self, chunk: Chunk, head: Head, *, generation: int) -> None:
         epoch, version = head.epoch, head.version
         with _Write(self, generation):
-            self._note(epoch, version, generation, sealed=False)
+            self._note(head, generation, sealed=False)
             rows = self.server.state.rows.setdefault(epoch, {})
             for key, row in zip(chunk.keys.tolist(), chunk.values, strict=True):
                 rows[chunk.table, key] = (version, row.tobytes())
@@ -175,7 +175,7 @@ class MemorySink:
         self, head: Head, *, since: int | None, generation: int, expect: Head | None, chunks: int
     ) -> Literal["published", "already"]:
         with _Write(self, generation):
-            self._note(head.epoch, head.version, generation, sealed=True)
+            self._note(head, generation, sealed=True)
         try:
             with _Write(self, generation, "flip"):
                 return self._flip(head, since, expect, chunks)
@@ -266,10 +266,14 @@ class MemorySink:
         if self.server.down:
             raise SinkUnavailable(f"sink {self._name!r} is down")
 
-    def _note(self, epoch: int, version: int, generation: int, *, sealed: bool) -> None:
-        state = self.server.state
+    def _note(self, head: Head, generation: int, *, sealed: bool) -> None:
         notes = self._ledger.next(
-            state.notes, epoch=epoch, version=version, generation=generation, seal=sealed
+            self.server.state.notes,
+            epoch=head.epoch,
+            version=head.version,
+            generation=generation,
+            of=head.generation,
+            seal=sealed,
         )
         self._leave(notes)
 

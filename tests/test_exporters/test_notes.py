@@ -68,20 +68,20 @@ def test_a_ledger_lets_through_what_follows_on() -> None:
     ledger = Ledger("s")
     nothing = Notes(None, None)
     ledger.reset(nothing)
-    first = ledger.next(nothing, epoch=1, version=1, generation=3, seal=False)
+    first = ledger.next(nothing, epoch=1, version=1, generation=3, of=3, seal=False)
     assert first == Notes(None, Note(1, 1, 3, 1, 0, Half(1, 3)))
     ledger.sent(first)
     # Not known whether it was taken: from both the next write goes on, each to another note.
-    assert ledger.next(nothing, epoch=1, version=1, generation=3, seal=False) == first
-    second = ledger.next(first, epoch=1, version=1, generation=3, seal=False)
+    assert ledger.next(nothing, epoch=1, version=1, generation=3, of=3, seal=False) == first
+    second = ledger.next(first, epoch=1, version=1, generation=3, of=3, seal=False)
     assert second == Notes(None, Note(1, 1, 3, 2, 0, Half(1, 3)))
     ledger.acknowledged(first)
     with pytest.raises(SinkLostTime, match="older than"):
-        ledger.next(nothing, epoch=1, version=1, generation=3, seal=False)
-    sealed = ledger.next(first, epoch=1, version=1, generation=3, seal=True)
+        ledger.next(nothing, epoch=1, version=1, generation=3, of=3, seal=False)
+    sealed = ledger.next(first, epoch=1, version=1, generation=3, of=3, seal=True)
     assert sealed.filling == Note(1, 1, 3, 2, 1, Half(1, 3))
     ledger.acknowledged(sealed)
-    delta = ledger.next(sealed, epoch=1, version=2, generation=3, seal=False)
+    delta = ledger.next(sealed, epoch=1, version=2, generation=3, of=3, seal=False)
     assert delta == Notes(Note(1, 2, 3, 1, 1, Half(2, 3)), sealed.filling)
 
 
@@ -89,8 +89,16 @@ def test_a_version_shipped_again_is_not_done_before_it_is_sealed() -> None:
     ledger = Ledger("s")
     before = Notes(Note(1, 9, 3, 4, 9, Half(9, 3)), DONE)
     ledger.reset(before)
-    begun = ledger.next(before, epoch=1, version=8, generation=3, seal=False)
+    begun = ledger.next(before, epoch=1, version=8, generation=3, of=3, seal=False)
     assert begun.pending == Note(1, 8, 3, 1, 7, Half(9, 3))
+
+
+def test_a_version_that_a_newer_trainer_ships_stays_of_the_one_that_made_it() -> None:
+    """By its maker the log knows a half-written version; else its shipping could not go on."""
+    ledger = Ledger("s")
+    ledger.reset(Notes(None, DONE))
+    begun = ledger.next(Notes(None, DONE), epoch=2, version=3, generation=7, of=1, seal=False)
+    assert begun.pending == Note(2, 3, 7, 1, 2, Half(3, 1))
 
 
 def test_what_is_about_to_be_dropped_is_not_complete() -> None:
@@ -110,7 +118,7 @@ def test_the_other_note_stays_as_it_was_found() -> None:
     ledger = Ledger("s")
     before = Notes(Note(1, 2, 3, 1, 2, Half(2, 3)), DONE)
     ledger.reset(before)
-    taken = ledger.next(before, epoch=1, version=3, generation=3, seal=False)
+    taken = ledger.next(before, epoch=1, version=3, generation=3, of=3, seal=False)
     ledger.sent(taken)
-    after = ledger.next(taken, epoch=9, version=9, generation=3, seal=False)
+    after = ledger.next(taken, epoch=9, version=9, generation=3, of=3, seal=False)
     assert after.pending == taken.pending
