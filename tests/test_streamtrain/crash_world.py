@@ -404,6 +404,7 @@ class World:
         self.live: Process | None = None
         self.zombies: list[Process] = []
         self.image: Volume | None = None
+        self._backup: tuple[Volume, list[State]] | None = None
         self.contents: dict[str, Content] = {}
         self._moments: dict[tuple[int, int], tuple[Batch, ...]] = {}
         self._serial = 0
@@ -488,6 +489,19 @@ class World:
         shutil.copytree(volume.folder, copy.folder, dirs_exist_ok=True)
         copy.versions = dict(volume.versions)
         return copy
+
+    def back_up(self) -> None:
+        """Copy the volume and all servers at one moment; replicas live elsewhere."""
+        self._backup = self.copy_volume(self.volume), [server.save() for server in self.servers]
+
+    def restore(self) -> None:
+        """Go back to the backup, with all that a trainer could know of what came after it."""
+        if self._backup is not None:
+            volume, states = self._backup
+            self.volume = self.copy_volume(volume)
+            for watch, state in zip(self.watches, states, strict=True):
+                watch.server.restore(state)
+                self.lost_time(watch)
 
     def tear_newest_cut(self) -> None:
         """Let the newest cut go bad on the disk."""

@@ -69,7 +69,19 @@ ACTS = [
     *("wake", "image 0"),
 ]
 FATES = [
-    *("down", "down", "full", "save", "save", "rewind", "rewind", "wipe", "image", "image"),
+    *(
+        "down",
+        "down",
+        "full",
+        "save",
+        "save",
+        "rewind",
+        "rewind",
+        "wipe",
+        "image",
+        "image",
+        "backup",
+    ),
     *(f"break {when} write {n}" for when in ("before", "after") for n in (0, 1, 3)),
 ]
 
@@ -134,7 +146,16 @@ class CrashMachine(RuleBasedStateMachine):
     @rule(
         fresh=st.sampled_from([False, False, False, False, True]),
         volume=st.sampled_from(
-            [*["as it was"] * 5, "outdated", "outdated", "torn", "lost", "hole"]
+            [
+                *["as it was"] * 5,
+                "outdated",
+                "outdated",
+                "torn",
+                "lost",
+                "hole",
+                "restored",
+                "restored",
+            ]
         ),
     )
     def start(self, fresh: bool, volume: str) -> None:
@@ -143,7 +164,7 @@ class CrashMachine(RuleBasedStateMachine):
         self._start(fresh=fresh and not self.gentle, volume=volume)
 
     def _start(self, *, fresh: bool, volume: str = "as it was") -> None:
-        """Start on what is found: the volume as it was, an older copy of it, or nothing."""
+        """Start on what is found: the volume as it was, damaged, an older copy of it, or nothing."""
         world = self.world
         if volume == "outdated" and world.image is not None:
             # A process that hangs goes on with the other one.
@@ -156,6 +177,8 @@ class CrashMachine(RuleBasedStateMachine):
             world.tear_newest_cut()
         elif volume == "hole":
             world.lose_entry()
+        elif volume == "restored":
+            world.restore()
         whole = Checkpoints(world.volume.cuts, keep=1).newest()
         strangers = Checkpoints(world.volume.cuts, keep=1).strangers()
         heads = [server.state.head for server in world.servers]
@@ -230,7 +253,7 @@ class CrashMachine(RuleBasedStateMachine):
         batches=st.lists(st.tuples(SAMPLES, PAUSES), max_size=4),
         pieces=st.sampled_from([0, 2, 12]),
         order=ORDERS,
-        volume=st.sampled_from(["as it was", "as it was", "outdated"]),
+        volume=st.sampled_from(["as it was", "as it was", "outdated", "restored"]),
         wakes=st.sampled_from(["never", "S1", "S2", "S3", "S5"]),
     )
     def end(
@@ -368,6 +391,8 @@ class CrashMachine(RuleBasedStateMachine):
             server.fail_after_applying = "after" in what
         elif what == "image":
             self.world.image = self.world.copy_volume(self.world.volume)
+        elif what == "backup":
+            self.world.back_up()
         elif what == "save":
             watch.saved = server.save()
         elif self.gentle:
